@@ -1,0 +1,117 @@
+# Everything a person or CI does here. Needs make and python3 3.11 or later; the rest is fetched into .venv.
+# Stamp files under the virtual environments make a repeated call cheap.
+
+PYTHON ?= python3
+INPUT ?= examples/letter.txt
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+WHEEL_VENV := .venv-wheel
+WHEEL_INSTALLED := $(WHEEL_VENV)/.installed
+WHEEL_BUILT := dist/.built
+
+PACKAGES := actors api eventstore projections providers runstream
+SOURCES := $(shell find $(PACKAGES) -type f -not -name '*.pyc')
+FORMATTED := $(wildcard $(PACKAGES) bench tests docs)
+LOCK := $(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes --no-emit-index-url \
+	--no-emit-trusted-host --no-emit-find-links --no-emit-options
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DELETE_ON_ERROR:
+.PHONY: help install demo demo-approval test test-source test-wheel check fmt bench cov wheel lock clean
+
+help:
+	@echo 'make demo [INPUT=file]  a run through a private Redis and a host, printed as it happens'
+	@echo 'make demo-approval      two hosts: a tool call of a run on one, decided about through the other (ANSWER=--yes or --no)'
+	@echo 'make test               the whole suite, on the sources and then on the built wheel'
+	@echo 'make check              formatting, lint, types, architecture'
+	@echo 'make fmt                format, and mend what can be mended'
+	@echo 'make bench              the measurements of docs/benchmarks.md'
+	@echo 'make cov                the suite with coverage of lines and branches'
+	@echo 'make wheel              the distribution, into dist/'
+	@echo 'make lock               pin the dependencies anew'
+	@echo 'make clean              remove what the targets above made'
+
+install: $(INSTALLED)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): requirements/dev.txt pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo-approval: $(INSTALLED)
+	@$(BIN)/python -m runstream demo-approval $(ANSWER)
+
+demo: $(INSTALLED)
+	@$(BIN)/python -m runstream demo --input '$(INPUT)'
+
+# Both at once, since one suite keeps one core busy; each is printed whole when it is done.
+test: $(INSTALLED) $(WHEEL_INSTALLED)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync test-source test-wheel
+
+test-source: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+wheel: $(WHEEL_BUILT)
+
+$(WHEEL_BUILT): $(INSTALLED) $(SOURCES) pyproject.toml README.md LICENSE
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
+	@touch $@
+
+# Holds the built wheel alone; its dependencies and the test tools are seen in the first environment by a path file.
+# Path files there are not read, so the editable install, and with it the sources, stay out of sight.
+$(WHEEL_INSTALLED): $(WHEEL_BUILT)
+	rm -rf $(WHEEL_VENV)
+	$(BIN)/python -m venv --without-pip $(WHEEL_VENV)
+	$(BIN)/python -m pip --python $(WHEEL_VENV)/bin/python install --quiet --no-deps --no-index dist/*.whl
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(WHEEL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tools.pth"
+	@touch $@
+
+# The suite runs in a folder of its own, where only tests/ lies: an import of ours can come from the wheel alone.
+test-wheel: $(WHEEL_INSTALLED)
+	@room=$$(mktemp -d) && trap 'rm -rf "$$room"' EXIT && \
+	cp -R tests pyproject.toml "$$room" && python="$$PWD/$(WHEEL_VENV)/bin/python" && cd "$$room" && \
+	export PATH="$$(dirname "$$python"):$$PATH" PYTHONPATH="$$room" PYTHONSAFEPATH=1 && \
+	"$$python" -c 'import runstream; assert "$(WHEEL_VENV)" in runstream.__file__, runstream.__file__' && \
+	"$$python" -m pytest -m 'not repo'
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check $(FORMATTED)
+	$(BIN)/ruff check $(FORMATTED)
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+fmt: $(INSTALLED)
+	$(BIN)/ruff check --fix-only --quiet $(FORMATTED)
+	$(BIN)/ruff format $(FORMATTED)
+
+bench: $(INSTALLED)
+	$(BIN)/python -m bench
+
+cov: $(INSTALLED)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+# Redis' client needs async-timeout before Python 3.11.3 only, and the compiler writes what its own Python needs.
+lock: export CUSTOM_COMPILE_COMMAND := make lock
+lock: $(INSTALLED)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11, 3) and "pins are made with Python 3.11.2 or earlier")'
+	$(LOCK) --output-file requirements/runtime.txt pyproject.toml
+	$(LOCK) --extra fast --constraint requirements/runtime.txt --output-file requirements/image.txt pyproject.toml
+	$(LOCK) --extra fast --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+
+clean:
+	rm -rf $(VENV) $(WHEEL_VENV) dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(PACKAGES) bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
