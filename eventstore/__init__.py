@@ -1,0 +1,1 @@
+"""Logs, feeds, leases, due times and permits in Redis."""

@@ -1,0 +1,131 @@
+"""Where a server is and how a connection to it begins, for command and subscribing connections alike."""
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+import anyio
+import hiredis
+from msgspec import Struct
+from typing_extensions import override
+
+from eventstore.link import ConnectionLost, ReplyError, Unfit, Word
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+T = TypeVar("T")
+
+pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
+"""The bytes of one command; the library's own annotation admits only commands of one word."""
+
+TROUBLE = (OSError, ReplyError, ConnectionLost, Unfit)
+"""What may go wrong with a connection that is being made; `TimeoutError` and TLS errors are `OSError`s."""
+
+DELAY_S_MAX = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """A server's address and our account there; *path* names a Unix socket and then counts instead of host and port."""
+
+    host: str = "127.0.0.1"
+    port: int = 6379
+    path: str = ""
+    tls: ssl.SSLContext | None = None
+    user: str = ""
+    password: str = ""
+    db: int = 0
+
+    @override
+    def __repr__(self) -> str:
+        """Name the address only: passwords stay out of logs."""
+        return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}"
+
+
+def endpoint_of(url: str, tls: ssl.SSLContext | None = None) -> Endpoint:
+    """The endpoint that *url* names: `redis://`, `rediss://` (needs *tls*) or `unix://`; raises `ValueError`."""
+    parts = urlsplit(url)
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    match parts.scheme:
+        case "unix":
+            return Endpoint(path=unquote(parts.path), user=user, password=password)
+        case "redis" | "rediss":
+            secure = tls if parts.scheme == "rediss" else None
+            if parts.scheme == "rediss" and tls is None:
+                raise ValueError("a rediss:// address needs a TLS context")
+            return Endpoint(
+                host=parts.hostname or "127.0.0.1",
+                port=parts.port or 6379,
+                tls=secure,
+                user=user,
+                password=password,
+                db=int(parts.path.strip("/") or 0),
+            )
+        case other:
+            raise ValueError(f"an address begins with redis://, rediss:// or unix://, not with {other!r}")
+
+
+def greeting(endpoint: Endpoint, name: str) -> Sequence[Sequence[Word]]:
+    """The commands that a connection begins with."""
+    commands: list[Sequence[Word]] = []
+    if endpoint.password:
+        account = (endpoint.user,) if endpoint.user else ()
+        commands.append(("AUTH", *account, endpoint.password))
+    commands.append(("CLIENT", "SETNAME", name))
+    if endpoint.db:
+        commands.append(("SELECT", endpoint.db))
+    commands.append(("PING",))  # a server that is still loading refuses it, and so is not connected to yet
+    return commands
+
+
+async def dial(endpoint: Endpoint, protocol: Callable[[], P]) -> P:
+    """Open a transport to *endpoint*; raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    if endpoint.path:
+        return (await loop.create_unix_connection(protocol, endpoint.path))[1]
+    transport, made = await loop.create_connection(protocol, endpoint.host, endpoint.port, ssl=endpoint.tls)
+    plug = transport.get_extra_info("socket")
+    plug.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def said(error: BaseException) -> str:
+    """What *error* says, or its name where it says nothing, as a timeout does."""
+    return str(error) or type(error).__name__
+
+
+async def persist(connect: Callable[[], Awaitable[T]], endpoint: Endpoint, delay_s_max: float = DELAY_S_MAX) -> T:
+    """Call *connect* until it succeeds, with growing, jittered pauses: the first between 10 and 30 ms."""
+    delay_s = 0.02
+    while True:
+        await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads nodes, guards nothing
+        try:
+            return await connect()
+        except TROUBLE as error:
+            _log.warning("%r: no connection: %s", endpoint, said(error))
+        delay_s = min(delay_s * 2, delay_s_max)
+
+
+@asynccontextmanager
+async def beside(chore: Callable[[], Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
+    """Run *chore* beside the body and end it with the body, whose exception leaves as it was raised."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(chore)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        match group.exceptions:
+            case [error]:
+                raise error from error.__cause__
+            case _:
+                raise

@@ -1,0 +1,444 @@
+"""The store on Redis: scripts and pipelines over the links of one primary, and a hub for those who follow.
+
+Nothing is sent again but what may be: an append is recognised by its command id, all else is repeatable by nature.
+Only `now_ms`, `listen` and `partition_of` are plain: they touch nothing but this node's own memory and clock.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import anyio
+
+from eventstore import appends, keys, words
+from eventstore.endpoint import Endpoint
+from eventstore.follow import Hub
+from eventstore.ledger import RedisLedger
+from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word
+from eventstore.socket_link import open_link
+from eventstore.socket_messages import open_messages
+from eventstore.store import (
+    Append,
+    Caps,
+    Claim,
+    Conflict,
+    Deployment,
+    Ear,
+    Ended,
+    Entry,
+    Fenced,
+    Heads,
+    HistoryLost,
+    Item,
+    Look,
+    Outcome,
+    Page,
+    Permit,
+    Placed,
+    Reason,
+    Recorded,
+    Ripe,
+    Snapshot,
+    Tail,
+    Unavailable,
+)
+
+Answer = TypeVar("Answer")
+OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
+OpenMessages = Callable[[Callable[[str, bytes], None], Callable[[], None]], AbstractAsyncContextManager[Messages]]
+
+PAUSES: Final = frozenset(
+    {
+        "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN",
+    }
+)  # fmt: skip
+"""Errors that mean the partition pauses; the same words are sent again."""
+PATIENCE_S: Final = 5.0
+_DELAY_S, _DELAY_S_MAX = 0.01, 0.5
+_PAGES = 4
+"""Pages that are asked for at once, so that the server reads the next while this node takes in the last."""
+_NEAR, _PAGE = 64, 500
+"""Entries that a look of a hot actor reads on the command connection; entries of one bulk reply."""
+_FIRST_ITEMS, _GROWTH = 16, 4
+"""Items of a page's first reply, whose sizes are not known; how much more the next may hold."""
+_RENEWED_MAX = 64
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class RedisStore:
+    """One node's view of one primary; made by `open_redis_store`."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        node: str,
+        commands: Link,
+        bulk: Link,
+        *,
+        publish: str,
+        patience_s: float,
+    ) -> None:
+        self.node = node
+        self.deployment = deployment
+        self._tags = keys.tags(deployment.partitions)
+        self._commands = commands
+        self._bulk = bulk
+        self._ledger = RedisLedger(commands, publish)
+        self._publish = publish
+        self._patience_s = patience_s
+        self._hub: Hub | None = None
+        self._owned: dict[str, words.Ours] = {}
+        self._ear: Ear | None = None
+        self._ahead_ms = 0
+        self._last_ms = 0
+
+    async def append(self, append: Append) -> Outcome:
+        """Write *append* or say why not."""
+        ours = self._owned.get(append.parts[0].actor) if append.parts else None
+        quick = None if ours is None else words.quick(append, ours, self._publish)
+        if ours is None or quick is None:
+            return await self._written(append)
+        asked_s = time.monotonic()
+        try:
+            answer = await self._commands.script(*quick)
+        except (ConnectionLost, ReplyError) as error:
+            outcome = await self._asked_again(
+                lambda: self._decided(append, self._tag_of(append.parts[0].actor)), error, asked_s
+            )
+            return await self._noted(append, outcome)
+        if answer is None:
+            return await self._written(append)
+        part = append.parts[0]
+        heads = ours.heads = words.written(part, ours.heads, answer)
+        if not part.items:
+            return Recorded((Placed(heads, 0),), self._heard(answer))
+        first = heads.feed - len(part.items) + 1
+        self.hub.push(part.actor, first, part.items, heads.feed, ended=False)
+        return Recorded((Placed(heads, first),), self.now_ms())
+
+    async def _written(self, append: Append) -> Outcome:
+        tag = self._tag_of(append.parts[0].actor) if append.parts else ""
+        appends.partition(append, self.deployment.partitions)
+        return await self._noted(append, await self._asked(lambda: self._decided(append, tag)))
+
+    async def _noted(self, append: Append, outcome: Outcome) -> Outcome:
+        """Hand on what *outcome* says of items and owners."""
+        self._heard(outcome.now_ms)
+        if isinstance(outcome, Recorded) and not outcome.repeated:
+            for part, (heads, first) in zip(append.parts, outcome.parts, strict=True):
+                if first:
+                    self.hub.push(part.actor, first, part.items, heads.feed, heads.ended)
+        for part, heads in zip(append.parts, _heads_of(outcome), strict=False):
+            await self._note_owner(part.actor, heads)
+        return outcome
+
+    async def look(self, actor: str, after: int = 0, *, snapshot: bool = False) -> Look:
+        """Read heads and log; a second time where an erasure may have come between two replies."""
+        tag = self._tag_of(actor)
+        found = None
+        if snapshot:
+            found = words.snapshot(await self._asked(lambda: self._bulk.call("GET", keys.snapshot(tag, actor))))
+            found = found if found and found.version > after else None
+        for _ in range(2):
+            look = await self._look(tag, actor, found.version if found else after)
+            if found and found.version > look.heads.log:  # kept by a future that was lost
+                found = None
+            elif look.heads.erased or len(look.entries) == max(0, look.heads.log - (found.version if found else after)):
+                return look._replace(snapshot=None if look.heads.erased else found)
+        raise HistoryLost(actor)
+
+    async def page(self, actor: str, after: int, bytes_max: int = 262_144) -> Page:
+        """Read heads and the feed; a second time where an erasure may have come between two replies."""
+        tag = self._tag_of(actor)
+        for _ in range(2):
+            page = await self._page(tag, actor, after, bytes_max)
+            if page is not None:
+                return page
+        raise HistoryLost(actor)
+
+    async def save(self, actor: str, snapshot: Snapshot) -> None:
+        """Keep *snapshot* as a cache."""
+        tag = self._tag_of(actor)
+        kept = (keys.heads(tag, actor), keys.snapshot(tag, actor))
+        await self._asked(lambda: self._bulk.script(words.SAVE, kept, (snapshot.version, snapshot.data)))
+
+    async def renew(self, partition: int, mine: Mapping[str, int], lease_ms: int) -> Mapping[str, Heads | None]:
+        """Move the lease ends of what is still this node's."""
+        renewed: dict[str, Heads | None] = {}
+        pairs = list(mine.items())
+        for at in range(0, len(pairs), _RENEWED_MAX):
+            renewed |= await self._renew(self._tags[partition], pairs[at : at + _RENEWED_MAX], lease_ms)
+        for actor, heads in renewed.items():
+            if actor in self._owned and heads is None:
+                await self._disown(actor)
+            elif actor in self._owned and heads is not None:
+                self._owned[actor].heads = heads
+        return renewed
+
+    async def sweep(self, partition: int, most: int = 32) -> tuple[Sequence[Ripe], int]:
+        """Take due members whose time has come."""
+        due = (keys.due(self._tags[partition]),)
+        answer = await self._asked(lambda: self._commands.script(words.SWEEP, due, (most,)))
+        return words.ripe(answer), self._heard(answer[0])
+
+    async def settle(self, actor: str, reason: Reason) -> None:
+        """Clear a due member whose matter is done."""
+        await self._asked(lambda: self._commands.call("ZREM", keys.due(self._tag_of(actor)), f"{actor}|{reason}"))
+
+    async def post(self, actor: str, entry: bytes) -> None:
+        """Write to the outbox."""
+        await self._asked(lambda: self._commands.call("XADD", keys.outbox(self._tag_of(actor)), "*", "d", entry))
+
+    async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit:
+        """Ask for a permit."""
+        return await self._asked(lambda: self._ledger.take(claim, caps, begin_within_ms))
+
+    async def begun(self, claim: Claim) -> None:
+        """Say that the permit of *claim* is in use."""
+        await self._asked(lambda: self._ledger.begun(claim))
+
+    async def give(self, pool: str, holder: str, caps: Caps) -> None:
+        """Hand a permit back, or leave the line."""
+        await self._asked(lambda: self._ledger.give(pool, holder, caps))
+
+    def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
+        """A tail of *actor*."""
+        return self.hub.tail(actor)
+
+    def listen(self, ear: Ear) -> None:
+        """Name the one who hears this node's rings."""
+        self._ear = ear
+
+    def partition_of(self, actor: str) -> int:
+        """The partition of *actor*."""
+        return keys.partition(actor, self.deployment.partitions)
+
+    def now_ms(self) -> int:
+        """Redis time as estimated; never less than before."""
+        self._last_ms = max(self._last_ms, _mono_ms() + self._ahead_ms)
+        return self._last_ms
+
+    @property
+    def hub(self) -> Hub:
+        """The tails of this node."""
+        if self._hub is None:
+            raise RuntimeError("the store is not open")
+        return self._hub
+
+    async def attend(self, messages: Messages) -> None:
+        """Follow and hear rings over *messages*, which brings what it hears to `hear`."""
+        self._hub = Hub(messages, lambda actor: keys.items_channel(self._tag_of(actor), actor))
+        rings = [keys.node_channel(tag, self.node) for tag in (*self._tags, keys.LEDGER_TAG)]
+        async with anyio.create_task_group() as tasks:
+            for channel in (*rings, *map(keys.work_channel, self._tags)):
+                tasks.start_soon(messages.subscribe, channel)
+        await self._asked(self._told_time)
+
+    def hear(self, channel: str, data: bytes) -> None:
+        """Hand on what was published on *channel*."""
+        tag, _, rest = channel.partition(":")
+        word, _, name = rest.partition(":")
+        match word:
+            case "c":
+                self.hub.hear(name, data)
+            case "n" if tag == keys.LEDGER_TAG:
+                self._ring(lambda ear: ear.granted(data.decode()))
+            case "n":
+                self.hub.nudge(data.decode())
+                self._ring(lambda ear: ear.rung(data.decode()))
+            case _:
+                self._ring(lambda ear: ear.work(self._tags.index(tag)))
+
+    def lose_touch(self) -> None:
+        """Note that messages may have been lost."""
+        self.hub.gap()
+
+    def _ring(self, ring: Callable[[Ear], None]) -> None:
+        if self._ear is not None:
+            ring(self._ear)
+
+    async def _decided(self, append: Append, tag: str) -> Outcome:
+        return words.outcome(append, await self._commands.script(*words.append(append, tag, self._publish)))
+
+    async def _told_time(self) -> None:
+        self._heard(words.milliseconds(await self._commands.call("TIME")))
+
+    async def _asked(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask until there is an answer or patience ends; the first time without further ado."""
+        asked_s = time.monotonic()
+        try:
+            return await ask()
+        except (ConnectionLost, ReplyError) as error:
+            return await self._asked_again(ask, error, asked_s)
+
+    async def _asked_again(
+        self, ask: Callable[[], Awaitable[Answer]], error: ConnectionLost | ReplyError, asked_s: float
+    ) -> Answer:
+        """Ask again after *error*, with growing delays, until patience that began at *asked_s* ends."""
+        delay_s = _DELAY_S
+        with anyio.move_on_after(self._patience_s - (time.monotonic() - asked_s)):
+            while isinstance(error, ConnectionLost) or error.code in PAUSES:
+                await anyio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _DELAY_S_MAX)
+                try:
+                    return await ask()
+                except (ConnectionLost, ReplyError) as again:
+                    error = again
+            raise error
+        raise Unavailable(str(error)) from error
+
+    async def _look(self, tag: str, actor: str, after: int) -> Look:
+        log = keys.log(tag, actor)
+        link, most = (self._commands, _NEAR) if after else (self._bulk, _PAGE)
+        replies = await self._piped(
+            link,
+            ("HMGET", keys.heads(tag, actor), *words.FIELDS),
+            ("XRANGE", log, f"{after + 1}-0", "+", "COUNT", most),
+            ("TIME",),
+        )
+        heads, found = words.heads(replies[0]), replies[1]
+        now_ms = self._heard(words.milliseconds(replies[2]))
+        command = "" if not found or words.begins(found[0]) else await self._command_at(log, after)
+        entries = words.entries(found, command)
+        while found and entries[-1].version < heads.log:
+            first = entries[-1].version + 1
+            starts = range(first, min(heads.log + 1, first + _PAGES * _PAGE), _PAGE)
+            pages = [("XRANGE", log, f"{n}-0", f"{min(n + _PAGE - 1, heads.log)}-0") for n in starts]
+            found = [entry for page in await self._piped(self._bulk, *pages) for entry in page]
+            entries += words.entries(found, entries[-1].command)
+        return Look(heads, _known(entries, heads), None, now_ms)
+
+    async def _command_at(self, log: str, version: int) -> str:
+        """Find the command that wrote *version*: that of the nearest entry before it that names one."""
+        while version > 0:
+            found = (await self._piped(self._bulk, ("XREVRANGE", log, f"{version}-0", "-", "COUNT", 8)))[0]
+            named = next((entry for entry in found if words.begins(entry)), None)
+            if named or not found:
+                return words.entries([named], "")[0].command if named else ""
+            version = words.number(found[-1]) - 1
+        return ""
+
+    async def _page(self, tag: str, actor: str, after: int, bytes_max: int) -> Page | None:
+        """Read a page; None where an item is missing."""
+        items: list[Item] = []
+        count = _FIRST_ITEMS
+        while True:
+            start = items[-1].number if items else after
+            replies = await self._piped(
+                self._bulk,
+                ("HMGET", keys.heads(tag, actor), *words.FIELDS),
+                ("XRANGE", keys.feed(tag, actor), f"{start + 1}-0", "+", "COUNT", count),
+            )
+            heads, found = words.heads(replies[0]), words.items(replies[1])
+            if after + 1 < heads.oldest or start >= heads.feed:
+                return Page(heads, items if after + 1 >= heads.oldest else [])
+            for number, item in enumerate(found, start + 1):
+                if item.number > heads.feed or bytes_max <= 0:
+                    return Page(heads, items)
+                if item.number != number:
+                    return None
+                items.append(item)
+                bytes_max -= len(item.data)
+            if not found:
+                return None
+            if bytes_max <= 0 or items[-1].number >= heads.feed:
+                return Page(heads, items)
+            mean = max(1, heads.feed_bytes // heads.feed)
+            count = max(1, min(count * _GROWTH, bytes_max // mean + 1, _PAGE))
+
+    async def _renew(self, tag: str, some: Sequence[tuple[str, int]], lease_ms: int) -> dict[str, Heads | None]:
+        actors = [actor for actor, _ in some]
+        streams = [keys.due(tag), *(keys.heads(tag, actor) for actor in actors)]
+        args: list[Word] = [self.node, lease_ms, *(word for pair in some for word in pair)]
+        answer = await self._asked(lambda: self._commands.script(words.RENEW, streams, args))
+        self._heard(answer[0])
+        return words.renewed(actors, answer)
+
+    async def _piped(self, link: Link, *commands: Sequence[Word]) -> list[Any]:
+        async def replies() -> list[Any]:
+            found = await link.pipeline(commands)
+            for reply in found:
+                if isinstance(reply, ReplyError):
+                    raise reply
+            return found
+
+        return await self._asked(replies)
+
+    async def _note_owner(self, actor: str, heads: Heads) -> None:
+        ours, known = heads.owner == self.node, actor in self._owned
+        if ours and known:
+            self._owned[actor].heads = heads
+        elif ours:
+            self._owned[actor] = words.Ours(self._tag_of(actor), actor, heads)
+            await self.hub.own(actor)
+        elif known and not ours:
+            await self._disown(actor)
+
+    async def _disown(self, actor: str) -> None:
+        self._owned.pop(actor, None)
+        await self.hub.disown(actor)
+
+    def _tag_of(self, actor: str) -> str:
+        return self._tags[keys.partition(actor, self.deployment.partitions)]
+
+    def _heard(self, redis_ms: int) -> int:
+        self._ahead_ms = redis_ms - _mono_ms()
+        return redis_ms
+
+
+def _mono_ms() -> int:
+    return time.clock_gettime_ns(_CLOCK) // 1_000_000
+
+
+def _heads_of(outcome: Outcome) -> Sequence[Heads]:
+    """The heads that *outcome* tells, if any."""
+    match outcome:
+        case Recorded(parts=placed):
+            return [part.heads for part in placed]
+        case Conflict(heads=heads) | Fenced(heads=heads) | Ended(heads=heads):
+            return heads
+        case _:
+            return ()
+
+
+def _known(entries: list[Entry], heads: Heads) -> list[Entry]:
+    """Those of *entries* that the heads know; none of what is erased."""
+    beyond = sum(entry.version > heads.log for entry in entries[-_PAGE:])
+    return [] if heads.erased else entries[: len(entries) - beyond]
+
+
+@asynccontextmanager
+async def open_store_over(
+    link: OpenLink,
+    messages: OpenMessages,
+    deployment: Deployment,
+    node: str,
+    *,
+    publish: str = "PUBLISH",
+    patience_s: float = PATIENCE_S,
+) -> AsyncGenerator[RedisStore]:
+    """Open a store over what *link* (twice) and *messages* open."""
+    async with link() as commands, link() as bulk:
+        store = RedisStore(deployment, node, commands, bulk, publish=publish, patience_s=patience_s)
+        async with messages(store.hear, store.lose_touch) as heard:
+            await store.attend(heard)
+            yield store
+
+
+def open_redis_store(
+    endpoint: Endpoint,
+    deployment: Deployment,
+    node: str,
+    *,
+    on_connected: OnConnected | None = None,
+    patience_s: float = PATIENCE_S,
+) -> AbstractAsyncContextManager[RedisStore]:
+    """A store on the server at *endpoint*; *on_connected* must accept each connection before it is used."""
+    return open_store_over(
+        lambda: open_link(endpoint, on_connected=on_connected),
+        lambda on_message, on_gap: open_messages(endpoint, on_message, on_gap),
+        deployment,
+        node,
+        patience_s=patience_s,
+    )

@@ -1,0 +1,253 @@
+"""What a node checks before it serves: that Redis keeps what the profile promises, and that it is our deployment.
+
+`findings` is the rules, over facts that `facts` gathered; `deployment` creates or finds the record of the deployment.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from eventstore import keys
+from eventstore.link import Call, Link, ReplyError, Unfit
+from eventstore.store import Deployment
+
+Profile: TypeAlias = Literal["memory", "local", "standard", "strict"]
+
+_ASKED: Final = (
+    "appendfsync",
+    "maxmemory-clients",
+    "min-replicas-to-write",
+    "min-replicas-max-lag",
+)
+_VERSION_MIN: Final = (7, 0)
+_RECORD: Final = "deployment"
+_LAID: Final = "laid"
+"""Set beside the ledger once every partition has its own record: from then on a missing one is a loss."""
+
+
+class StartupRefused(Unfit):
+    """This Redis must not be used with these settings; the text says what to change."""
+
+
+class Finding(NamedTuple):
+    """One thing that is not as the profile wants it."""
+
+    level: Literal["error", "warning"]
+    what: str
+    mend: str
+
+
+class Facts(Struct, frozen=True):
+    """What a server says about itself: INFO, and the settings that INFO does not tell, where CONFIG is permitted."""
+
+    info: Mapping[str, str]
+    config: Mapping[str, str] | None
+    failover: bool = False
+    """Whether Sentinel or Cluster may promote another server, whatever replicas are connected now."""
+
+
+def findings(profile: Profile, facts: Facts, lease_ms: int) -> Sequence[Finding]:
+    """Everything about *facts* that breaks or weakens *profile*, errors first."""
+    if profile == "memory":
+        return ()
+    found = [*_kind(facts), *_keeping(facts), *_replication(profile, facts, lease_ms), *_settings(profile, facts)]
+    return sorted(found, key=lambda finding: finding.level)
+
+
+def _kind(facts: Facts) -> Sequence[Finding]:
+    """What is wrong with the sort of server it is."""
+    info, found = facts.info, list[Finding]()
+    version = info.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < _VERSION_MIN:
+        found.append(Finding("error", f"the server is version {version}", "use Redis or Valkey 7.0 or later"))
+    if info.get("redis_mode") == "sentinel":
+        found.append(Finding("error", "this is a Sentinel, not a server", "name the primary that it watches"))
+    elif info.get("role", "master") != "master":
+        at = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        found.append(Finding("error", "the server is a replica", f"connect to its primary, {at}"))
+    return found
+
+
+def _keeping(facts: Facts) -> Sequence[Finding]:
+    """What would be thrown away, or not be written to disk."""
+    info, found = facts.info, list[Finding]()
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        what = f"maxmemory-policy is {policy}: a full server throws runs away"
+        found.append(Finding("error", what, "set maxmemory-policy noeviction"))
+    if info.get("aof_enabled") != "1":
+        found.append(Finding("error", "appendonly is off: a restart loses every run", "set appendonly yes"))
+    elif info.get("aof_last_write_status", "ok") != "ok":
+        found.append(Finding("error", "the append-only file cannot be written", "look at the server's disk and log"))
+    return found
+
+
+def _replication(profile: Profile, facts: Facts, lease_ms: int) -> Sequence[Finding]:
+    """What would let two primaries serve, and so two nodes execute one run."""
+    replicas = facts.info.get("connected_slaves", "0") != "0"
+    if not (replicas or facts.failover or facts.info.get("cluster_enabled") == "1"):
+        return ()
+    found: list[Finding] = []
+    if profile == "strict":
+        what = "profile strict does not wait for replicas yet, and this server has some"
+        found.append(Finding("error", what, "use profile standard, or a server without replicas"))
+    if facts.config is None:
+        return found
+    if int(facts.config.get("min-replicas-to-write", "0")) < 1:
+        what = "min-replicas-to-write is 0: a primary that was cut off goes on accepting writes"
+        found.append(Finding("error", what, "set min-replicas-to-write 1"))
+    lag_s = int(facts.config.get("min-replicas-max-lag", "0"))
+    if not 0 < lag_s * 1_000 < lease_ms:
+        what = f"min-replicas-max-lag is {lag_s} s, not below the lease of {lease_ms / 1_000:g} s"
+        found.append(Finding("error", what, f"set min-replicas-max-lag {max(1, lease_ms // 2_000)}"))
+    return found
+
+
+def _settings(profile: Profile, facts: Facts) -> Sequence[Finding]:
+    """What is wrong with settings that only CONFIG tells."""
+    if facts.config is None:
+        what = "CONFIG GET is not permitted: " + ", ".join(_ASKED) + " were not checked"
+        return [Finding("warning", what, "grant this user `+config|get` in its ACL, or check them yourself")]
+    found: list[Finding] = []
+    fsync = facts.config.get("appendfsync", "")
+    if profile == "strict" and fsync != "always":
+        what = f"appendfsync is {fsync}: profile strict promises that what was acknowledged is kept"
+        found.append(Finding("error", what, "set appendfsync always, or use profile standard"))
+    elif fsync == "no":
+        what = "appendfsync is no: a crash may lose far more than the last second"
+        found.append(Finding("error", what, "set appendfsync everysec"))
+    if profile != "local" and facts.config.get("maxmemory-clients", "0") == "0":
+        what = "maxmemory-clients is not set: slow subscribers can fill the server's memory"
+        found.append(Finding("error" if profile == "strict" else "warning", what, "set maxmemory-clients 20%"))
+    return found
+
+
+def checked(found: Sequence[Finding]) -> Sequence[Finding]:
+    """The warnings in *found*.
+
+    Raises:
+        StartupRefused: there are errors in it.
+    """
+    errors = [finding for finding in found if finding.level == "error"]
+    if errors:
+        raise StartupRefused("; ".join(f"{error.what} ({error.mend})" for error in errors))
+    return found
+
+
+async def facts(link: Link) -> Facts:
+    """Ask a server about itself."""
+    info = await link.call("INFO")
+    answers = await link.pipeline([("CONFIG", "GET", name) for name in _ASKED])
+    if any(isinstance(answer, ReplyError) for answer in answers):
+        return Facts(_info(info), None)
+    return Facts(_info(info), {pair[0].decode(): pair[1].decode() for pair in answers if pair})
+
+
+async def check(link: Link, profile: Profile, lease_ms: int) -> Sequence[Finding]:
+    """Check the server behind *link*, and return what is worth a warning.
+
+    Raises:
+        StartupRefused: it breaks *profile*.
+    """
+    return () if profile == "memory" else checked(findings(profile, await facts(link), lease_ms))
+
+
+async def deployment(link: Link, fresh: Deployment, pinned_id: str = "", pinned_key: bytes = b"") -> Deployment:
+    """Create the deployment as *fresh*, or find the one there is; `{g}` first, then every partition.
+
+    Raises:
+        StartupRefused: it is not the pinned one, has other partitions or layout, or a record is lost.
+    """
+    tags = keys.tags(fresh.partitions)
+    here, there = await _records(link, tags)
+    if here is None and any(there):
+        raise StartupRefused("partitions exist, but the record of the deployment is gone: restore {g}:meta or all data")
+    if here is None:
+        await link.call("HSETNX", keys.meta(keys.LEDGER_TAG), _RECORD, msgspec.json.encode(fresh))
+        here, there = await _records(link, tags)
+    found = _decoded(here)
+    _compare(found, fresh, pinned_id, pinned_key)
+    await _lay(link, found, tags, there)
+    return found
+
+
+class Guard:
+    """What each new connection to a primary must pass: that it is one, and that it is ours. See `link.OnConnected`."""
+
+    def __init__(self) -> None:
+        self.pinned: Deployment | None = None
+        """Set once the deployment is known; from then on a server without it, or with another, is refused."""
+        self.replication_id = ""
+        """The history the server is on; a new one may have lost the end of the old."""
+
+    async def __call__(self, call: Call, /) -> None:
+        info = _info(await call("INFO", "replication"))
+        if info.get("role", "master") != "master":
+            raise Unfit("the server is a replica")
+        if self.pinned is not None:
+            record = await call("HGET", keys.meta(keys.LEDGER_TAG), _RECORD)
+            if record is None or _decoded(record) != self.pinned:
+                raise StartupRefused("the server no longer holds our deployment; restore its data")
+        self.replication_id = info.get("master_replid", "")
+
+
+async def _records(link: Link, tags: Sequence[str]) -> tuple[bytes | None, Sequence[bytes | None]]:
+    """Return the record beside the ledger, and the partitions'; empty where there is none."""
+    wanted = [("HGET", keys.meta(tag), _RECORD) for tag in (keys.LEDGER_TAG, *tags)]
+    here, *there = [_sound(reply) for reply in await link.pipeline(wanted)]
+    return here, there
+
+
+async def _lay(link: Link, found: Deployment, tags: Sequence[str], there: Sequence[bytes | None]) -> None:
+    """Give every partition its record, once; afterwards a missing or different one is refused."""
+    mine = f"{found.id}|{found.partitions}|{found.layout}".encode()
+    for tag, record in zip(tags, there, strict=True):
+        if record not in (None, mine):
+            raise StartupRefused(f"partition {tag} belongs to another deployment or layout: {record!r}, not {mine!r}")
+    if None not in there:
+        return
+    if await link.call("HGET", keys.meta(keys.LEDGER_TAG), _LAID) is not None:
+        lost = [tag for tag, record in zip(tags, there, strict=True) if record is None]
+        raise StartupRefused(
+            f"the records of partitions {', '.join(lost[:5])} are lost, and so may be runs: restore them"
+        )
+    for reply in await link.pipeline([("HSETNX", keys.meta(tag), _RECORD, mine) for tag in tags]):
+        _sound(reply)
+    await link.call("HSET", keys.meta(keys.LEDGER_TAG), _LAID, 1)
+
+
+def _compare(found: Deployment, fresh: Deployment, pinned_id: str, pinned_key: bytes) -> None:
+    """Nothing, if the deployment *found* is the one the settings mean."""
+    if pinned_id and found.id != pinned_id:
+        raise StartupRefused(f"this is deployment {found.id}, and the settings pin {pinned_id}: another Redis is meant")
+    if pinned_key and found.id_key != pinned_key:
+        raise StartupRefused("the key of derived ids is not the one the settings pin: it must never change")
+    if found.partitions != fresh.partitions:
+        raise StartupRefused(
+            f"the deployment has {found.partitions} partitions for ever, and the settings say {fresh.partitions}"
+        )
+    if found.layout != fresh.layout:
+        raise StartupRefused(f"the data has layout {found.layout}, and this program reads layout {fresh.layout}")
+
+
+def _decoded(record: bytes | None) -> Deployment:
+    """The deployment in *record*."""
+    try:
+        return msgspec.json.decode(record or b"", type=Deployment)
+    except msgspec.DecodeError as error:
+        raise StartupRefused(f"{{g}}:meta does not hold a deployment this program can read: {error}") from error
+
+
+def _sound(reply: Any) -> Any:
+    """*reply*, unless it is an error."""
+    if isinstance(reply, ReplyError):
+        raise reply
+    return reply
+
+
+def _info(text: bytes) -> Mapping[str, str]:
+    """INFO's lines as a mapping."""
+    pairs = (line.partition(":") for line in text.decode(errors="replace").splitlines() if ":" in line)
+    return {name: value.strip() for name, _, value in pairs}

@@ -1,0 +1,387 @@
+"""What a store promises: logs, feeds, leases, due times and permits, whoever keeps them.
+
+Three stores keep this contract and pass one suite: `memory` (the reference), Redis, and the Redis code on fakeredis.
+Payloads are opaque bytes; a store knows versions, numbers, epochs and times, never runs.
+An answer that a rule forbids the append is a value, because its sender acts on it;
+a store that cannot answer raises `Unavailable`, and then the same append may be sent again unchanged.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
+
+Reason: TypeAlias = Literal["lease", "work", "approval", "idle", "deadline", "client", "permit", "retention"]
+
+PUSHED_ITEM_BYTES_MAX = 8_192
+"""An append whose items together are larger travels to other nodes by number only (DESIGN §6)."""
+
+
+class Unavailable(Exception):
+    """The partition pauses: outage, failover, slot move. Try again after *retry_after_ms*; nothing is known of the rest."""
+
+    def __init__(self, why: str, retry_after_ms: int = 1_000) -> None:
+        super().__init__(why)
+        self.retry_after_ms = retry_after_ms
+
+
+class HistoryLost(Exception):
+    """The store no longer holds what its heads promise of *actor*; it must never be begun anew with OK."""
+
+    def __init__(self, actor: str) -> None:
+        super().__init__(f"history of {actor} is lost")
+        self.actor = actor
+
+
+class Heads(Struct, frozen=True):
+    """How far an actor's streams go, and who may write them. All zero for an actor that has no log."""
+
+    log: int = 0
+    """Version: number of log events."""
+    feed: int = 0
+    """Number of the last feed item."""
+    feed_bytes: int = 0
+    """Bytes of all items ever in the feed."""
+    oldest: int = 1
+    """Number of the oldest item still kept."""
+    last_ms: int = 0
+    """Redis time of the last append that wrote the log."""
+    epoch: int = 0
+    """The fence: raised by each new owner and by the end."""
+    owner: str = ""
+    """The node whose lease it is; empty for nobody."""
+    lease_ms: int = 0
+    """Redis time at which the owner's lease ends; 0 without owner."""
+    ended: bool = False
+    erased: bool = False
+
+
+class Entry(NamedTuple):
+    """One event of a log."""
+
+    version: int
+    feed_head: int
+    """Number of the last feed item once this event was written: what time travel needs."""
+    command: str
+    """Id of the command that wrote it."""
+    data: bytes
+
+
+class Item(NamedTuple):
+    """One item of a feed; its bytes have a hole where the number goes."""
+
+    number: int
+    data: bytes
+
+
+class Look(NamedTuple):
+    """An actor as it stands now: one consistent view."""
+
+    heads: Heads
+    entries: Sequence[Entry]
+    """The log after the version asked for (after the snapshot's where one is answered), up to `heads.log`."""
+    snapshot: "Snapshot | None"
+    now_ms: int
+    """Redis time."""
+
+
+class Snapshot(NamedTuple):
+    """The fold of a log up to *version*, as its owner encoded it; a cache, and may be missing."""
+
+    version: int
+    data: bytes
+
+
+class Page(NamedTuple):
+    """Part of a feed: one consistent view."""
+
+    heads: Heads
+    items: Sequence[Item]
+    """Contiguous, beginning after the cursor; ends at `heads.feed` or where the byte bound was met (never empty for that)."""
+
+
+class Event(NamedTuple):
+    """One event to be written."""
+
+    data: bytes
+    items: int = 0
+    """How many items of its part stand in the feed once this event is written; deltas taken along count before it."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """What one append does to one actor; every append names at least one exact head."""
+
+    actor: str
+    log: int | None = None
+    """The exact version the log must have; required to write events."""
+    events: tuple[Event, ...] = ()
+    feed: int | None = None
+    """The exact number the feed must stand at; None means *next*: the store numbers the items after whatever is there."""
+    items: tuple[bytes, ...] = ()
+    epoch: int | None = None
+    """The writer's fence; `Fenced` unless it is current. None for a command from elsewhere."""
+    owner: str | None = None
+    """None leaves the owner; a node id claims (only where no lease is running) and raises the epoch; "" hands back."""
+    lease_ms: int = 0
+    """For a claim: length of the lease."""
+    ended: bool = False
+    """The actor ends: the epoch rises, the lease goes, and nothing may be appended any more but an erasure."""
+    erase: bool = False
+    """Streams and snapshot go in the same step; heads stay for ever. Only for an actor that ended or ends here."""
+
+
+class Due(NamedTuple):
+    """Something must happen with *actor* at *at_ms* by Redis time; None clears it. `lease` is kept by the store itself."""
+
+    actor: str
+    reason: Reason
+    at_ms: int | None
+
+
+class Listed(NamedTuple):
+    """A member of this partition's part of a list, for example of a subject's runs; None takes it off."""
+
+    name: str
+    """For example `runs:<subject>`."""
+    member: str
+    score: int | None
+
+
+class Append(Struct, frozen=True, kw_only=True):
+    """One step in one partition, all or nothing."""
+
+    command: str
+    """Id of the command; the first entry in each stream keeps it, so a repeat is recognised."""
+    parts: tuple[Part, ...]
+    due: tuple[Due, ...] = ()
+    listed: tuple[Listed, ...] = ()
+    outbox: tuple[bytes, ...] = ()
+    not_before_ms: int = 0
+    not_after_ms: int = 0
+    """Redis times between which the append counts, [from, to); 0 for no bound."""
+
+
+class Placed(NamedTuple):
+    """Where one part of an append stands."""
+
+    heads: Heads
+    """After the append; of a repeat, as they are now. An owner's append that writes only its feed, or only one event,
+    may be answered with the rest of the heads as this node last heard of them, and with Redis time as it estimates it."""
+    first: int
+    """Number of its first feed item; 0 without items."""
+
+
+class Recorded(NamedTuple):
+    """Written; *repeated* if by an earlier sending of the same command."""
+
+    parts: tuple[Placed, ...]
+    now_ms: int
+    repeated: bool = False
+
+
+class Conflict(NamedTuple):
+    """A head is not where the append said; nothing was written. Heads in the order of the parts."""
+
+    heads: tuple[Heads, ...]
+    now_ms: int
+
+
+class Fenced(NamedTuple):
+    """The epoch is not current, or a claim met a running lease; nothing was written."""
+
+    heads: tuple[Heads, ...]
+    now_ms: int
+
+
+class Ended(NamedTuple):
+    """An actor of the append has ended; nothing was written."""
+
+    heads: tuple[Heads, ...]
+    now_ms: int
+
+
+class Lost(NamedTuple):
+    """A stream is missing although its head is above zero, or there although it is zero; nothing was written."""
+
+    actor: str
+    now_ms: int
+
+
+class OutsideWindow(NamedTuple):
+    """It was too early or too late by Redis time; nothing was written."""
+
+    now_ms: int
+
+
+Outcome: TypeAlias = Recorded | Conflict | Fenced | Ended | Lost | OutsideWindow
+
+
+class Ripe(NamedTuple):
+    """A due member whose time had come, moved 2 s ahead; `work` under a lease moves to that lease's end, unanswered."""
+
+    actor: str
+    reason: Reason
+    due_ms: int
+    """The time it was due, as it was before the move."""
+
+
+class Caps(Struct, frozen=True):
+    """Bounds of one pool of permits over all nodes. 0 means not bounded (queue: no waiting line at all)."""
+
+    total: int
+    per_subject: int = 0
+    per_account: int = 0
+    queue_total: int = 0
+    queue_per_subject: int = 0
+
+
+class Claim(Struct, frozen=True):
+    """Who asks for a permit. One holder id is one permit, however often it asks."""
+
+    pool: str
+    holder: str
+    node: str
+    """Rung when a waiting holder is granted."""
+    subject: str
+    account: str = ""
+
+
+Taken: TypeAlias = Literal["granted", "queued", "busy", "full"]
+"""`busy`: no room and no waiting line; `full`: the waiting line is full too."""
+
+
+class Permit(NamedTuple):
+    """Answer to a claim. A granted permit must be begun (by the holder's first append) before *begin_by_ms*."""
+
+    taken: Taken
+    begin_by_ms: int
+
+
+class Ear(Protocol):
+    """What a node wants to hear; called from the store's reader, so an implementation must only note it and return."""
+
+    def rung(self, actor: str) -> None:
+        """Somebody else wrote to an actor this node owns."""
+        ...
+
+    def work(self, partition: int) -> None:
+        """Something in *partition* is due that nobody owns."""
+        ...
+
+    def granted(self, holder: str) -> None:
+        """A waiting holder of this node was granted its permit."""
+        ...
+
+
+class Heard(NamedTuple):
+    """What a tail heard since it was last asked; items are contiguous, and none means: read the feed."""
+
+    items: Sequence[Item]
+    head: int
+    """The highest number heard of."""
+    ended: bool
+
+
+class Tail(Protocol):
+    """A follower's end of one run's channel: hints only, the feed stays the truth."""
+
+    async def heard(self, patience_s: float) -> Heard | None:
+        """Wait for news and take all of it; None when *patience_s* passed in silence (compare heads then)."""
+        ...
+
+
+class Deployment(Struct, frozen=True):
+    """What is fixed when a deployment is created, and pinned by every node at start."""
+
+    id: str
+    partitions: int
+    id_key: bytes
+    """Key of derived ids (DESIGN §3); never rotated, protects nothing."""
+    layout: int = 1
+
+
+class Store(Protocol):
+    """The contract (DESIGN §4). Every method raises `Unavailable` when the store did not answer for 5 s."""
+
+    node: str
+    deployment: Deployment
+
+    async def append(self, append: Append) -> Outcome:
+        """Write *append* or say why not. After `Unavailable` send the same object again: it is written at most once."""
+        ...
+
+    async def look(self, actor: str, after: int = 0, *, snapshot: bool = False) -> Look:
+        """Read heads and the log after version *after*; with *snapshot*, that and only what follows it.
+
+        Raises:
+            HistoryLost: an entry at or below the head is missing though nothing was erased.
+        """
+        ...
+
+    async def page(self, actor: str, after: int, bytes_max: int = 262_144) -> Page:
+        """Read the feed after number *after*.
+
+        Raises:
+            HistoryLost: an item that should be kept is missing.
+        """
+        ...
+
+    async def save(self, actor: str, snapshot: Snapshot) -> None:
+        """Keep *snapshot* as a cache; best effort."""
+        ...
+
+    async def renew(self, partition: int, mine: Mapping[str, int], lease_ms: int) -> Mapping[str, Heads | None]:
+        """Move the lease ends of up to 64 actors (id to epoch); heads of each, None for one that is no longer ours."""
+        ...
+
+    async def sweep(self, partition: int, most: int = 32) -> tuple[Sequence[Ripe], int]:
+        """Take due members whose time has come, and Redis time."""
+        ...
+
+    async def settle(self, actor: str, reason: Reason) -> None:
+        """Clear a due member whose matter is done; best effort, for reasons outside any log (`permit`)."""
+        ...
+
+    async def post(self, actor: str, entry: bytes) -> None:
+        """Write *entry* to the outbox of the partition of *actor*, beside any append; it may be written twice."""
+        ...
+
+    async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit:
+        """Ask for a permit; asking again under the same holder answers the same (`queued` until granted)."""
+        ...
+
+    async def begun(self, claim: Claim) -> None:
+        """Say that the permit of *claim* is in use; takes it if a lost ledger had forgotten it."""
+        ...
+
+    async def give(self, pool: str, holder: str, caps: Caps) -> None:
+        """Hand a permit back, or leave the line; grants to whoever is next. Repeatable."""
+        ...
+
+    def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
+        """Open a tail; once entered, nothing appended later goes unheard (or the tail says so)."""
+        ...
+
+    def listen(self, ear: Ear) -> None:
+        """Name the one who hears this node's rings."""
+        ...
+
+    def partition_of(self, actor: str) -> int:
+        """The partition that the first 32 bits of *actor* choose."""
+        ...
+
+    def now_ms(self) -> int:
+        """Redis time as estimated from the last answer and this node's monotonic clock; never goes back."""
+        ...
+
+
+class OpenStore(Protocol):
+    """How a store is opened: connections and background readers live inside the context."""
+
+    def __call__(self) -> AbstractAsyncContextManager[Store]:
+        """Open it."""
+        ...
+
+
+Followed: TypeAlias = AsyncIterator[Sequence[Item]]

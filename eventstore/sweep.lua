@@ -1,0 +1,25 @@
+-- sweep: take due members whose time has come, and move them so that no other sweep takes them at once.
+--
+-- KEYS    due
+-- ARGV    how many at most
+-- Returns {Redis time, then for each member taken: <actor>|<reason>, the time it was due}
+--         Each is moved 2 s ahead. `work` under a living lease is not taken but moved to that lease's end.
+--         Touches nothing but KEYS[1], so a half-moved slot cannot break it.
+
+local call = redis.call
+local clock = call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local past = call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+local out = {now}
+for i = 1, #past, 2 do
+  local member, lease = past[i], 0
+  local actor = string.match(member, '^(.*)|work$')
+  if actor then lease = tonumber(call('ZSCORE', KEYS[1], actor .. '|lease') or 0) end
+  if lease > now then
+    call('ZADD', KEYS[1], lease, member)
+  else
+    call('ZADD', KEYS[1], now + 2000, member)
+    out[#out + 1], out[#out + 2] = member, past[i + 1]
+  end
+end
+return out
