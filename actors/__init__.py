@@ -1,0 +1,1 @@
+"""Runs, sessions and approvals: the rules, and the shell that carries them out."""

@@ -1,0 +1,292 @@
+"""Asks a run for its next effect, performs it, and tells the run how it went.
+
+The loop is short whatever the rules do: `run.next_effect` decides, this module only carries out.
+One executor works on one run, under one epoch; when that is gone it stops and touches nothing.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import anyio
+from msgspec import Struct
+
+from actors import calls, ids, model_call, run, tool_call, values
+from actors.activity import IDLE, FeedItems
+from actors.audit import Sink
+from actors.companions import APPROVALS_POOL, TICKETS_POOL, requested_record
+from actors.errors import Problem
+from actors.events import ToolCall
+from actors.jsontext import strict_json
+from actors.model_call import Answered
+from actors.plan import Hold
+from actors.ports import Model, Policy, PolicyContext, Tool
+from actors.shell import RETRY_MS_MAX, Shell, Told, TooLate
+from eventstore.store import Caps, Claim, Store, Unavailable
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN = Problem("UNKNOWN_PROVIDER", "The run's provider is not configured on this node.")
+_UNCONFIRMED = Problem("TOOL_OUTCOME_UNCERTAIN", "The outcome of a tool call is not confirmed.", outcome="uncertain")
+_UNREVIEWED = Problem("APPROVAL_REQUIRED", "The call needs approval, and none was arranged or given.")
+_UNFIT = Problem("INVALID_TOOL_CALL", "The call cannot be shown to a reviewer or an application as it is.")
+_MANY_REVIEWS = Problem("APPROVAL_CAPACITY", "Too many approvals are pending.", retryable=True)
+_MANY_TICKETS = Problem("TOOL_EXECUTOR_CAPACITY", "Too many executions are open.", retryable=True)
+
+
+class Surroundings(Struct, frozen=True, kw_only=True):
+    """What every executor of a node shares."""
+
+    shell: Shell[run.State, run.Command, Any]
+    store: Store
+    models: Mapping[str, Model]
+    items: FeedItems
+    fresh_id: Callable[[], str]
+    """A new random UUID each time."""
+    tools: Mapping[str, Tool] = {}
+    policy: Policy | None = None
+    """The host's own say about calls that need approval, asked before any person."""
+    approvals: Caps = Caps(total=1_000)
+    """Bound on pending approvals, counted over all nodes."""
+    tickets: Caps = Caps(total=1_000)
+    """Bound on open executions, counted over all nodes."""
+    permit_begin_ms: int = 10_000
+    audit: Sink | None = None
+    """The host's own place for records of approvals, which must have them before anything is asked or decided."""
+
+
+class _Taken(NamedTuple):
+    """A permit, and until when its holder must be stored."""
+
+    claim: Claim
+    caps: Caps
+    begin_by_ms: int
+
+
+class Executor:
+    """Carries out one run."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        hold: Hold,
+        *,
+        granted: anyio.Event,
+        may_start: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._around = around
+        self._hold = hold
+        self._granted = granted
+        self._may_start = may_start
+        self._told = 0
+        self._progress_s = anyio.current_time()
+        self._news = anyio.Event()
+        self._permit: _Taken | None = None
+        """Of the approval or ticket that this executor asked for last."""
+
+    def wake(self) -> None:
+        """Say that the run's state has changed, maybe by somebody else's command."""
+        self._news.set()
+
+    async def work(self, state: run.State) -> None:
+        """Carry the run on until nothing is left to do, or until it waits and needs no owner for that.
+
+        Raises:
+            Fenced: another node owns the run, or it has ended.
+        """
+        while (effect := run.next_effect(state)) is not None and not run.standing(state).parked:
+            command = await self._performed(effect, state)
+            state = await (self._caught_up() if command is None else self._tell(command))
+
+    async def give_back(self) -> None:
+        """Give back the permit of an approval or a ticket that is over; the due set does the same, a second later."""
+        taken, self._permit = self._permit, None
+        if taken is not None:
+            await self._around.store.give(taken.claim.pool, taken.claim.holder, taken.caps)
+
+    async def _performed(self, effect: run.Effect, state: run.State) -> run.Command | None:
+        """Perform *effect*; None says that somebody else moved the run on."""
+        if not isinstance(state, run.Live):
+            return None
+        match effect:
+            case run.AwaitPermit():
+                await self._granted.wait()
+                self._progress_s = anyio.current_time()
+                return run.Start()
+            case run.BeginStep(step):
+                await self._may_start()
+                return run.EnterStep(step)
+            case run.CallModel():
+                await self._may_start()
+                return await self._called(effect, state)
+            case calls.Review(call, interactive):
+                return await self._reviewed(call, state, interactive=interactive)
+            case calls.StartTool():
+                await self._may_start()
+                return calls.BeginTool()
+            case calls.RunTool(call):
+                return await self._executed(call, state)
+            case calls.OfferTicket(call):
+                return await self._offered(call, state)
+            case calls.Wait():
+                return await self._waited(effect, state)
+
+    async def _called(self, effect: run.CallModel, state: run.Live) -> run.Command:
+        model = self._around.models.get(effect.provider)
+        if model is None:
+            return run.Fail(_UNKNOWN)
+        call = model_call.Call(**self._activity(state))
+        outcome = await call.made(model, effect.request, state.accepted.subject)
+        self._progress_s = anyio.current_time()
+        if isinstance(outcome, Answered):
+            return run.Answer(effect.step, outcome.turn, outcome.streamed, self._around.fresh_id())
+        return outcome
+
+    async def _reviewed(self, call: ToolCall, state: run.Live, *, interactive: bool) -> run.Command:
+        """Ask the host's policy, then have a person asked, as far as there are such (approvals §5)."""
+        policy = self._around.policy
+        if policy is None and not interactive:
+            return run.Fail(_UNREVIEWED)
+        if policy is not None:
+            context = PolicyContext(self._hold.actor, state.accepted.subject, state.accepted.provider)
+            if not await _allowed(policy, call, context):
+                return run.Fail(_UNREVIEWED)
+        if not interactive:
+            return calls.Clear()
+        if not values.representable(call.id, call.name, strict_json(bytes(call.arguments).decode())):
+            return run.Fail(_UNFIT)
+        approval_id = self._sibling()
+        if not await self._permitted(APPROVALS_POOL, approval_id, state, self._around.approvals):
+            return run.Fail(_MANY_REVIEWS)
+        return await self._audited(approval_id, call, state)
+
+    async def _audited(self, approval_id: str, call: ToolCall, state: run.Live) -> run.Command:
+        """Have the audit sink know of a question before it is put."""
+        sink, asked = self._around.audit, state.request.approvals
+        if sink is None or asked is None:
+            return calls.AskReview(approval_id)
+        asked_ms = max(self._around.store.now_ms(), 0 if state.open is None else state.open.active_ms)
+        question = calls.review(approval_id, asked, asked_ms)
+        record = requested_record(self._hold.actor, state.accepted, call, question)
+        if await sink.took(record, f"{approval_id}.requested"):
+            return calls.AskReview(approval_id, asked_ms)
+        with suppress(Unavailable):  # a permit that is not begun lapses
+            await self.give_back()
+        return run.Fail(calls.UNAUDITED)
+
+    async def _executed(self, call: ToolCall, state: run.Live) -> run.Command:
+        tool = self._around.tools.get(call.name)
+        if tool is None:
+            return run.Fail(_UNCONFIRMED)
+        outcome = await tool_call.Call(**self._activity(state)).made(tool, call, state.accepted.subject)
+        self._progress_s = anyio.current_time()
+        match outcome:
+            case tool_call.Output(value):
+                return calls.Return(call.id, value)
+            case tool_call.Failed():
+                return run.Fail(_UNCONFIRMED)
+            case tool_call.Idle():
+                return run.Cancel(IDLE, "idle")
+
+    async def _offered(self, call: ToolCall, state: run.Live) -> run.Command:
+        if not values.representable(call.id, call.name, strict_json(bytes(call.arguments).decode())):
+            return run.Fail(_UNFIT)
+        execution_id = self._sibling()
+        if not await self._permitted(TICKETS_POOL, execution_id, state, self._around.tickets):
+            return run.Fail(_MANY_TICKETS)
+        return calls.Offer(execution_id)
+
+    async def _waited(self, wait: calls.Wait, state: run.Live) -> run.Command | None:
+        """Wait until somebody moved the run on, or until a time has come; the due set minds the times as well."""
+        idle_ms = state.accepted.idle_timeout_ms
+        times: list[tuple[int, run.Command]] = []
+        if wait.expires_ms is not None:
+            times.append((wait.expires_ms, calls.Expire(awaits_audit=self._around.audit is not None)))
+        if wait.active_ms is not None and idle_ms:
+            times.append((wait.active_ms + idle_ms, calls.IdleOut(idle_ms)))
+        at_ms, command = min(times, key=lambda time: time[0], default=(None, None))
+        while self._around.shell.known(self._hold.actor) is state:
+            self._news = anyio.Event()
+            if at_ms is None:
+                await self._news.wait()
+            elif (left_ms := at_ms - self._around.store.now_ms()) > 0:
+                with anyio.move_on_after(left_ms / 1_000):
+                    await self._news.wait()
+            else:
+                return command
+        return None
+
+    async def _caught_up(self) -> run.State:
+        """The run as somebody else moved it on; what it waited for may have been progress, or none."""
+        while True:
+            try:
+                state, _ = await self._around.shell.state(self._hold.actor)
+            except Unavailable as pause:
+                await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
+                continue
+            self._progress_s = anyio.current_time()
+            if isinstance(state, run.Live) and state.open is not None:
+                self._progress_s -= max(0, self._around.store.now_ms() - state.open.active_ms) / 1_000
+            return state
+
+    def _activity(self, state: run.Live) -> dict[str, Any]:
+        return {
+            "pour": self._around.shell.pour,
+            "hold": self._hold,
+            "items": self._around.items,
+            "now_ms": self._around.store.now_ms,
+            "idle_s": state.accepted.idle_timeout_ms / 1_000,
+            "progress_s": self._progress_s,
+        }
+
+    def _sibling(self) -> str:
+        return ids.sibling(self._hold.actor, self._around.fresh_id())
+
+    async def _permitted(self, pool: str, holder: str, state: run.Live, caps: Caps) -> bool:
+        """Take a permit for an approval or a ticket; one that is not asked for within its time lapses."""
+        claim = Claim(pool, holder, self._around.store.node, state.accepted.subject)
+        while True:
+            try:
+                await self.give_back()
+                permit = await self._around.store.take(claim, caps, self._around.permit_begin_ms)
+            except Unavailable as pause:
+                await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
+                continue
+            if permit.taken == "granted":
+                self._permit = _Taken(claim, caps, permit.begin_by_ms)
+            return permit.taken == "granted"
+
+    async def _tell(self, command: run.Command) -> run.State:
+        """Tell the run how it went; what needs a permit is recorded while that holds, or asked for again."""
+        self._told += 1
+        command_id = f"x{self._hold.epoch}.{self._told}"
+        shell, actor = self._around.shell, self._hold.actor
+        permit = self._permit if isinstance(command, calls.AskReview | calls.Offer) else None
+        while True:
+            try:
+                told: Told = await shell.tell(
+                    actor,
+                    command,
+                    command_id=command_id,
+                    hold=self._hold,
+                    not_after_ms=0 if permit is None else permit.begin_by_ms,
+                )
+                if permit is not None:
+                    await self._around.store.begun(permit.claim)
+            except Unavailable as pause:  # an outage is a pause of the run, not its end
+                await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
+            except TooLate:
+                return await self._caught_up()
+            else:
+                state: run.State = told.state
+                return state
+
+
+async def _allowed(policy: Policy, call: ToolCall, context: PolicyContext) -> bool:
+    """Ask *policy*; whatever it raises refuses the call."""
+    try:
+        return await policy(call, context) is True
+    except Exception as error:  # noqa: BLE001 - it fails closed
+        log.error("the policy failed on a call of run %s: %s", context.run_id, type(error).__qualname__)
+        return False

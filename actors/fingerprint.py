@@ -1,0 +1,35 @@
+"""The fingerprint of a request: two requests that say the same have the same one, on every node and after every upgrade.
+
+Canonical form (idempotency §1): members sorted by UTF-16 units, absent members left out, arrays in order, numbers by value.
+"""
+
+from hashlib import sha256
+from typing import cast
+
+import msgspec
+
+from actors.jsontext import encoded
+from actors.request_parts import RunRequest
+
+
+def fingerprint(request: RunRequest) -> str:
+    """The hex SHA-256 over the canonical JSON of the validated *request*."""
+    return sha256(canonical(msgspec.json.encode(request))).hexdigest()
+
+
+def canonical(document: bytes) -> bytes:
+    """The one spelling of the JSON *document* that all equal documents share."""
+    return encoded(_ordered(msgspec.json.decode(document)))
+
+
+def _ordered(value: object) -> object:
+    if isinstance(value, dict):
+        members = cast("dict[str, object]", value)
+        return {name: _ordered(members[name]) for name in sorted(members, key=_utf16)}
+    if isinstance(value, list):
+        return [_ordered(item) for item in cast("list[object]", value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _utf16(name: str) -> bytes:
+    return name.encode("utf-16-be")

@@ -1,0 +1,276 @@
+"""A run as its caller holds it: admission, key, acceptance, the stream, and its end when the caller leaves."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple, Protocol
+
+from actors import errors, run
+from actors.decider import Refusal
+from actors.errors import Problem, Refused
+from actors.events import ToolFact
+from actors.fingerprint import fingerprint
+from actors.ids import run_of_key
+from actors.node import POOL, Node, mono_ms
+from actors.plan import Claiming, Hold
+from actors.request import RunRequest
+from actors.shell import Told, TooLate
+from eventstore.store import Caps, Claim, Heads, HistoryLost, Item, Permit, Unavailable
+
+KEYS_POOL = "keys"
+BEGIN_TRIES = 3
+"""How many permits may lapse, each before its run was stored, until the caller is told to try later."""
+CLIENT_GONE = Problem("CANCELLED", "The client left.")
+
+
+class Attended(Protocol):
+    """A run (or the replay of one) that a caller is attached to."""
+
+    run_id: str
+
+    def items(self) -> AsyncIterator[Sequence[Item]]:
+        """Yield feed items in order, several at once where they are ready; an empty batch is a heartbeat tick.
+
+        Ends after the terminal item.
+        """
+        ...
+
+
+class Runs(Protocol):
+    """What the edge needs of the host to serve `POST /v1/runs`."""
+
+    def attend(
+        self, request: RunRequest, *, subject: str, streamed: bool, waived: frozenset[str] = frozenset()
+    ) -> AbstractAsyncContextManager[Attended]:
+        """Admit, claim and start *request* (or find its replay), and stay attached.
+
+        Once entered the first item (`run.started`) is stored.
+        Leaving before the terminal item was yielded cancels the run: its client is gone.
+        *waived* are the application tools that the caller's token lets pass without review.
+
+        Raises:
+            Refused: steps 16 to 20 of runs §4, after grants: BUSY, QUEUE_FULL, TOOL_STREAM_REQUIRED,
+                APPROVAL_STREAM_REQUIRED, IDEMPOTENCY_CONFLICT, OPERATION_IN_PROGRESS, HOST_SHUTTING_DOWN …
+            Unavailable: the store did not answer.
+        """
+        ...
+
+
+class Bounds(NamedTuple):
+    """What a request may use on this host, after the host's own limits."""
+
+    max_steps: int
+    max_output_tokens: int
+    max_attempts: int
+    idle_timeout_ms: int
+    account: str
+    tools: tuple[ToolFact, ...] = ()
+
+
+class Feeds(NamedTuple):
+    """How a run's feed is read; handed in by the wiring."""
+
+    followed: Callable[[str], AsyncIterator[Sequence[Item]]]
+    """Follow a run's feed from its first item until it has ended."""
+    replayed: Callable[[str, Sequence[Any]], Sequence[bytes]]
+    """Run id and log to the items of its recovery stream."""
+    is_terminal: Callable[[bytes], bool]
+
+
+class _Followed:
+    """A run that executes."""
+
+    def __init__(self, run_id: str, feeds: Feeds, node: Node) -> None:
+        self.run_id = run_id
+        self._feeds = feeds
+        self._node = node
+
+    async def items(self) -> AsyncIterator[Sequence[Item]]:
+        async for batch in self._feeds.followed(self.run_id):
+            if batch and self._feeds.is_terminal(batch[-1].data):
+                await self._node.over(self.run_id)
+            yield batch
+
+
+class _Replayed:
+    """The stored outcome of a key."""
+
+    def __init__(self, run_id: str, items: Sequence[bytes]) -> None:
+        self.run_id = run_id
+        self._items = [Item(number, data) for number, data in enumerate(items, 1)]
+
+    async def items(self) -> AsyncIterator[Sequence[Item]]:
+        yield self._items
+
+
+class Foreground:
+    """Starts runs for callers of this node."""
+
+    def __init__(
+        self,
+        node: Node,
+        feeds: Feeds,
+        bounds: Callable[[RunRequest, frozenset[str]], Bounds],
+        keys: Caps,
+    ) -> None:
+        self._node = node
+        self._feeds = feeds
+        self._bounds = bounds
+        self._keys = keys
+        """Bound on keys with an outcome, kept for ever; another key is refused with OPERATION_STORE_FULL."""
+
+    @asynccontextmanager
+    async def attend(
+        self, request: RunRequest, *, subject: str, streamed: bool, waived: frozenset[str] = frozenset()
+    ) -> AsyncGenerator[Attended]:
+        """Serve `Runs.attend`."""
+        if self._node.closing.is_set():
+            raise Refused("HOST_SHUTTING_DOWN", "The host is shutting down.", retryable=True)
+        # What is begun belongs to the node: a caller that leaves meanwhile leaves a run that is cancelled, not a lost one.
+        attended = await self._node.carried_out(
+            lambda: self._begun(request, subject, waived, streamed=streamed), self._left
+        )
+        try:
+            yield attended
+        finally:
+            self._left(attended)
+
+    def _left(self, attended: Attended) -> None:
+        if isinstance(attended, _Followed) and attended.run_id in self._node.executing:
+            self._node.end_soon(attended.run_id, run.Cancel(CLIENT_GONE, "client"))
+
+    async def _begun(self, request: RunRequest, subject: str, waived: frozenset[str], *, streamed: bool) -> Attended:
+        """Take a permit and begin, again if the permit lapsed before the run was stored.
+
+        Raises:
+            Unavailable: the store is too slow to begin within the time that a permit is kept.
+        """
+        for _ in range(BEGIN_TRIES):
+            try:
+                return await self._tried(request, subject, waived, streamed=streamed)
+            except TooLate:
+                continue
+        raise Unavailable("no run could be stored within the time that its slot is kept")
+
+    async def _tried(self, request: RunRequest, subject: str, waived: frozenset[str], *, streamed: bool) -> Attended:
+        """Take a permit and begin; the permit comes back unless a run was begun with it."""
+        store = self._node.around.store
+        bounds = self._bounds(request, waived)
+        claim = Claim(POOL, self._node.around.fresh_id(), store.node, subject, bounds.account)
+        caps = self._node.caps(subject, bounds.account)
+        attended: Attended | None = None
+        try:
+            permit = await store.take(claim, caps, self._node.settings.permit_begin_ms)
+            _check_permit(permit)
+            _check_streamed(request, streamed=streamed)
+            begun = _Begun(request, bounds, claim, permit)
+            attended = await (self._claimed(begun) if request.idempotency_key else self._unkeyed(begun))
+            return attended
+        finally:
+            if not isinstance(attended, _Followed):
+                await store.give(POOL, claim.holder, caps)
+
+    async def _unkeyed(self, begun: "_Begun") -> Attended:
+        told = await self._accept(self._node.around.fresh_id(), begun, "", fresh=True)
+        assert isinstance(told, _Followed)  # noqa: S101 - a random id is new
+        return told
+
+    async def _claimed(self, begun: "_Begun") -> Attended:
+        """Serve a key; what the store cannot tell of it is uncertain (idempotency §7)."""
+        try:
+            return await self._keyed(begun)
+        except (Unavailable, HistoryLost) as error:
+            raise Refused("OPERATION_STORE_ERROR", "The operation's record cannot be read.", uncertain=True) from error
+
+    async def _keyed(self, begun: "_Begun") -> Attended:
+        """Claim the key, or answer from what it stands for (idempotency §3)."""
+        around = self._node.around
+        run_id = run_of_key(around.store.deployment.id_key, begun.claim.subject, begun.request.idempotency_key or "")
+        print_of = fingerprint(begun.request)
+        state, _ = await around.shell.state(run_id)
+        if isinstance(state, run.New):
+            await self._take_key(run_id, begun.claim)
+        met = await self._accept(run_id, begun, print_of, fresh=isinstance(state, run.New))
+        return met if isinstance(met, _Followed) else await self._replayed(run_id, met)
+
+    async def _take_key(self, run_id: str, claim: Claim) -> None:
+        store = self._node.around.store
+        key = Claim(KEYS_POOL, run_id, store.node, claim.subject)
+        permit = await store.take(key, self._keys, self._node.settings.permit_begin_ms)
+        if permit.taken != "granted":
+            raise Refused("OPERATION_STORE_FULL", "No further idempotency key can be kept.")
+        await store.begun(key)
+
+    async def _accept(self, run_id: str, begun: "_Begun", print_of: str, *, fresh: bool) -> "_Followed | Told":
+        """Store the run and execute it; an earlier run of the same key is answered as it stands."""
+        node, bounds = self._node, begun.bounds
+        command = run.Accept(
+            subject=begun.claim.subject,
+            request=begun.request,
+            admitted=begun.permit.taken == "granted",
+            max_steps=bounds.max_steps,
+            max_output_tokens=bounds.max_output_tokens,
+            max_attempts=bounds.max_attempts,
+            idle_timeout_ms=bounds.idle_timeout_ms,
+            fingerprint=print_of,
+            permit=begun.claim.holder,
+            account=bounds.account,
+            tools=bounds.tools,
+        )
+        sent = mono_ms()
+        told = await node.around.shell.tell(
+            run_id,
+            command,
+            command_id=begun.claim.holder,
+            claim=Claiming(node.around.store.node, node.settings.lease_ms),
+            fresh=fresh,
+            not_after_ms=begun.permit.begin_by_ms if command.admitted else 0,
+        )
+        if isinstance(told.answer, Refusal):
+            raise _refused(told.answer.problem)
+        if not told.events:
+            return told
+        node.execute(told.state, Hold(run_id, told.heads.epoch, told.heads.feed), sent, begun.claim)
+        return _Followed(run_id, self._feeds, node)
+
+    async def _replayed(self, run_id: str, met: Told) -> Attended:
+        if isinstance(met.state, run.Live):
+            await self._end_lost(run_id, met.heads)
+        events = await self._node.around.shell.events(run_id)
+        return _Replayed(run_id, self._feeds.replayed(run_id, events))
+
+    async def _end_lost(self, run_id: str, heads: Heads) -> None:
+        """End a run that its node has left; one that a living node works on is in progress."""
+        in_progress = Refused("OPERATION_IN_PROGRESS", "The operation is still executing.", retryable=True)
+        if run_id in self._node.executing or not self._node.may_judge(run_id, heads):
+            raise in_progress
+        try:
+            await self._node.take_over(run_id)
+        except errors.Fenced:
+            raise in_progress from None
+
+
+class _Begun(NamedTuple):
+    """A request on its way to becoming a run."""
+
+    request: RunRequest
+    bounds: Bounds
+    claim: Claim
+    permit: Permit
+
+
+def _check_permit(permit: Permit) -> None:
+    if permit.taken == "busy":
+        raise Refused("BUSY", "All run slots are in use.", retryable=True)
+    if permit.taken == "full":
+        raise Refused("QUEUE_FULL", "All run slots are in use and the waiting line is full.", retryable=True)
+
+
+def _check_streamed(request: RunRequest, *, streamed: bool) -> None:
+    if request.application_tools is not None and not streamed:
+        raise Refused("TOOL_STREAM_REQUIRED", "Application tools need an event stream.")
+    if request.approvals is not None and not streamed:
+        raise Refused("APPROVAL_STREAM_REQUIRED", "Interactive approvals need an event stream.")
+
+
+def _refused(problem: Problem) -> Refused:
+    return Refused(problem.code, problem.message, retryable=problem.retryable, uncertain=problem.outcome == "uncertain")

@@ -1,0 +1,517 @@
+"""A node: executes what it holds, keeps its leases, takes over what nobody holds, and drains.
+
+Everything here is a second's routine or the consequence of a hint; what is true is in the logs.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from actors import calls, companions, errors, run
+from actors.audit import Settlements
+from actors.errors import Problem
+from actors.executor import Executor, Surroundings
+from actors.plan import Claiming, Hold
+from actors.shell import RETRY_MS_MAX, Told
+from eventstore.leases import Holding, Watch
+from eventstore.store import Caps, Claim, Heads, HistoryLost, Reason, Ripe, Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+POOL = "runs"
+RENEWED_AT_ONCE_MAX = 64
+SHUTTING_DOWN = Problem("CANCELLED", "The host is shutting down.")
+_INTERNAL = Problem("INTERNAL_ERROR", "The run failed unexpectedly.")
+
+
+class NodeSettings(Struct, frozen=True, kw_only=True):
+    """How a node works; times by its own clock."""
+
+    lease_ms: int = 10_000
+    routine_ms: int = 1_000
+    """How often leases are renewed and due sets are swept."""
+    permit_begin_ms: int = 10_000
+    """A granted slot lapses unless its run is stored within this time."""
+    reassured_s: float = 5.0
+    """How often a waiter asks again, and a running permit is said to be in use."""
+    drain_s: float = 10.0
+    """How long plain foreground runs may go on after SIGTERM."""
+
+
+class Execution:
+    """One run in this node's hands."""
+
+    __slots__ = ("claim", "executor", "granted", "hold", "holding", "over", "scope")
+
+    def __init__(self, hold: Hold, holding: Holding, claim: Claim | None) -> None:
+        self.hold = hold
+        self.holding = holding
+        self.claim = claim
+        self.granted = anyio.Event()
+        self.over = anyio.Event()
+        """Nothing is executed any more, and the slot was given back."""
+        self.scope = anyio.CancelScope()
+        self.executor: Executor | None = None
+
+
+class Node:
+    """What one process does for the runs of its deployment."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        settings: NodeSettings,
+        caps: Callable[[str, str], Caps],
+        tasks: TaskGroup,
+    ) -> None:
+        self.around = around
+        self.settings = settings
+        self.caps = caps
+        """Bounds of the slots' pool for a subject and an account."""
+        self.closing = anyio.Event()
+        self.executing: dict[str, Execution] = {}
+        self._tasks = tasks
+        self._watches: dict[int, Watch] = {}
+        self._renewed = anyio.Event()
+        self._news = anyio.Event()
+        self._rung: set[str] = set()
+        self._granted: set[str] = set()
+        self._waiters: dict[str, anyio.Event] = {}
+        self._idle = anyio.Event()
+        self.settlements = Settlements(around.shell, around.audit, self.told, tasks)
+        self._under_way: set[tuple[str, int]] = set()
+        """Which partitions have a renewal or a sweep that is not answered yet."""
+        around.shell.changed = self._changed
+        around.shell.recorded = self.settlements.recorded
+        around.store.listen(self)
+
+    # What the store tells.
+
+    def rung(self, actor: str) -> None:
+        """Note that somebody else wrote to an actor of ours."""
+        self._rung.add(actor)
+        self._news.set()
+
+    def work(self, partition: int) -> None:
+        """Note that something is due; the sweep finds it."""
+
+    def granted(self, holder: str) -> None:
+        """Note that a waiting run of ours has its slot."""
+        self._granted.add(holder)
+        self._news.set()
+
+    # What the host asks.
+
+    def execute(self, state: run.State, hold: Hold, sent_mono_ms: int, claim: Claim | None) -> None:
+        """Carry out a run that is ours from now on; it begins at once and ends by itself."""
+        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim)
+        if isinstance(state, run.Live) and state.started:
+            execution.granted.set()
+        elif claim is not None:
+            self._waiters[claim.holder] = execution.granted
+        self.executing[hold.actor] = execution
+        self._tasks.start_soon(self._executed, state, execution)
+
+    async def told(self, run_id: str, command: run.Command, not_after_ms: int = 0) -> Told:
+        """Tell the run; where it waited and belonged to nobody, it is this node's from here, in the same append."""
+        sent = mono_ms()
+        claim = Claiming(self.around.store.node, self.settings.lease_ms, if_parked=True)
+        told = await self.around.shell.tell(
+            run_id, command, command_id=self.around.fresh_id(), claim=claim, not_after_ms=not_after_ms
+        )
+        before = self.executing.get(run_id)
+        # Maybe it is still on its way out, since the run waits for nobody but this answer.
+        known = before is not None and before.hold.epoch == told.heads.epoch
+        ours = told.events and told.heads.owner == self.around.store.node and not known
+        if ours and isinstance(told.state, run.Live):
+            hold = Hold(run_id, told.heads.epoch, told.heads.feed)
+            self.execute(told.state, hold, sent, self.claim_of(told.state))
+        return told
+
+    async def over(self, actor: str) -> None:
+        """Wait until *actor* is not executed here any more, so that whoever saw its end finds its slot free."""
+        execution = self.executing.get(actor)
+        if execution is not None:
+            with anyio.move_on_after(1):
+                await execution.over.wait()
+
+    def end_soon(self, actor: str, command: run.Cancel | run.Fail) -> None:
+        """End a run whatever becomes of the asker: the append belongs to the node."""
+        self._tasks.start_soon(self._end, actor, command)
+
+    async def carried_out(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], None]) -> T:
+        """Do *work* as the node's own: a caller that leaves ends its waiting, and then *undo* gets the result."""
+        outcome: list[T | Exception] = []
+        left = False
+        done = anyio.Event()
+
+        async def carry_out() -> None:
+            try:
+                outcome.append(await work())
+            except Exception as error:  # noqa: BLE001 - raised again where the caller waits
+                outcome.append(error)
+            finally:
+                done.set()
+            if left:
+                _undone(outcome[0], undo)
+
+        self._tasks.start_soon(carry_out)
+        try:
+            await done.wait()
+        except BaseException:
+            left = True
+            if outcome:
+                _undone(outcome[0], undo)
+            raise
+        if not outcome:
+            raise errors.Refused("HOST_SHUTTING_DOWN", "The host is shutting down.", retryable=True)
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
+    def may_judge(self, actor: str, heads: Heads) -> bool:
+        """Tell whether the lease in *heads* may be treated as lapsed by this node (DESIGN §5)."""
+        store = self.around.store
+        watch = self._watches.get(store.partition_of(actor), Watch())
+        return heads.lease_ms <= store.now_ms() and watch.may_judge(self.settings.lease_ms, mono_ms())
+
+    async def take_over(self, actor: str) -> None:
+        """Claim a run whose lease has lapsed, and end it or carry it on as its origin says.
+
+        Raises:
+            Fenced: its owner is alive after all, or somebody else was faster.
+        """
+        store, settings = self.around.store, self.settings
+        sent = mono_ms()
+        told = await self.around.shell.tell(
+            actor,
+            run.TakeOver(store.node),
+            command_id=f"t{self.around.fresh_id()}",
+            claim=Claiming(store.node, settings.lease_ms),
+        )
+        log.warning("took over run %s at epoch %s", actor, told.heads.epoch)
+        if isinstance(told.state, run.Live):
+            self.execute(told.state, Hold(actor, told.heads.epoch, told.heads.feed), sent, self.claim_of(told.state))
+        else:
+            await self._released(actor)
+
+    def claim_of(self, state: run.State) -> Claim | None:
+        """The ledger's claim that a run holds, if it holds one."""
+        if isinstance(state, run.New) or not state.accepted.permit:
+            return None
+        accepted = state.accepted
+        return Claim(POOL, accepted.permit, self.around.store.node, accepted.subject, accepted.account)
+
+    def close(self) -> None:
+        """Begin to drain, and let it go on by itself."""
+        if not self.closing.is_set():
+            self.closing.set()
+            self._tasks.start_soon(self.drain)
+
+    async def drain(self) -> None:
+        """Take nothing more on; let runs end until the deadline, then cancel them and wait until they are stored."""
+        self.closing.set()
+        for actor in [one for one, execution in self.executing.items() if not execution.granted.is_set()]:
+            self.end_soon(actor, run.Cancel(SHUTTING_DOWN, "shutdown"))
+        with anyio.move_on_after(self.settings.drain_s):
+            await self._all_over()
+        for actor in self.executing:
+            self.end_soon(actor, run.Cancel(SHUTTING_DOWN, "shutdown"))
+        with anyio.move_on_after(self.settings.drain_s):
+            await self._all_over()
+        with anyio.move_on_after(self.settings.drain_s):
+            await self.settlements.over()
+
+    async def _all_over(self) -> None:
+        while self.executing:
+            await self._idle.wait()
+
+    # Executing.
+
+    async def _executed(self, state: run.State, execution: Execution) -> None:
+        actor = execution.hold.actor
+        executor = execution.executor = Executor(
+            self.around,
+            execution.hold,
+            granted=execution.granted,
+            may_start=lambda: self._may_start(execution),
+        )
+        try:
+            with execution.scope:
+                await executor.work(state)
+        except errors.Fenced:
+            log.info("run %s is no longer ours", actor)
+        except HistoryLost:
+            log.exception("the store lost the history of run %s", actor)
+        except Exception:
+            log.exception("executing run %s failed", actor)
+            self.end_soon(actor, run.Fail(_INTERNAL))
+        await self._released(actor, executor)
+        if self.executing.get(actor) is execution:
+            del self.executing[actor]
+            if run.standing(self.around.shell.known(actor)).parked:
+                self.around.shell.forget(actor)
+        if execution.claim is not None:
+            self._waiters.pop(execution.claim.holder, None)
+        execution.over.set()
+        idle, self._idle = self._idle, anyio.Event()
+        idle.set()
+
+    async def _may_start(self, execution: Execution) -> None:
+        """Wait while the lease is too near its end to start anything new."""
+        while not execution.holding.may_start(mono_ms()):
+            await self._renewed.wait()
+
+    async def _end(self, actor: str, command: run.Cancel | run.Fail) -> None:
+        command_id = self.around.fresh_id()
+        while True:
+            try:
+                await self.around.shell.tell(actor, command, command_id=command_id)
+            except Unavailable as pause:
+                await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
+                continue
+            except HistoryLost:
+                log.exception("the store lost the history of run %s", actor)
+            return
+
+    async def _released(self, actor: str, executor: Executor | None = None) -> None:
+        """Give back the permits of a run that ended; the due set reminds whoever is left."""
+        try:
+            state, _ = await self.around.shell.state(actor)
+            if isinstance(state, run.Ended) and executor is not None:
+                await executor.give_back()
+            claim = self.claim_of(state)
+            if isinstance(state, run.Ended) and claim is not None:
+                await self.around.store.give(POOL, claim.holder, self.caps(claim.subject, claim.account))
+                await self.around.store.settle(actor, "permit")
+        except (Unavailable, HistoryLost):
+            log.warning("the permit of run %s waits for the sweep", actor)
+
+    def _changed(self, actor: str, state: Any) -> None:
+        execution = self.executing.get(actor)
+        if execution is None:
+            return
+        if isinstance(state, run.Ended):
+            execution.scope.cancel()
+        elif execution.executor is not None:
+            execution.executor.wake()
+
+    # Routines.
+
+    async def routine(self) -> None:
+        """Renew, sweep and hear until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hear, tasks)
+            tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._renew)
+            tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._sweep)
+            tasks.start_soon(self._every, self.settings.reassured_s, self._reassure)
+
+    async def _every(self, seconds: float, work: Callable[[], Any]) -> None:
+        while True:
+            began = anyio.current_time()
+            try:
+                await work()
+            except Exception:
+                log.exception("a routine failed and goes on")
+            await anyio.sleep_until(began + seconds)
+
+    def _apart(self, errand: str, partition: int, work: Callable[[], Awaitable[None]]) -> None:
+        """Do *work* beside all else, unless the last one of its kind still waits: one partition's pause is only its own."""
+
+        async def do() -> None:
+            try:
+                await work()
+            except Exception:
+                log.exception("to %s partition %d failed and is tried again", errand, partition)
+            finally:
+                self._under_way.discard((errand, partition))
+
+        if (errand, partition) not in self._under_way:
+            self._under_way.add((errand, partition))
+            self._tasks.start_soon(do)
+
+    async def _hear(self, tasks: TaskGroup) -> None:
+        while True:
+            await self._news.wait()
+            self._news = anyio.Event()
+            granted, self._granted = self._granted, set()
+            for holder in granted:
+                if (event := self._waiters.get(holder)) is not None:
+                    event.set()
+            rung, self._rung = self._rung, set()
+            for actor in rung & self.executing.keys():
+                tasks.start_soon(self._caught_up, actor)
+
+    async def _caught_up(self, actor: str) -> None:
+        try:
+            await self.around.shell.state(actor)
+        except (Unavailable, HistoryLost):
+            self._rung.add(actor)  # the next ring or renewal tries again
+
+    async def _renew(self) -> None:
+        mine: dict[int, dict[str, int]] = {}
+        for actor, execution in self.executing.items():
+            mine.setdefault(self.around.store.partition_of(actor), {})[actor] = execution.hold.epoch
+        for partition, epochs in mine.items():
+            self._apart("renew", partition, partial(self._renew_in, partition, epochs))
+
+    async def _renew_in(self, partition: int, epochs: Mapping[str, int]) -> None:
+        async with anyio.create_task_group() as tasks:
+            for some in _chunks(epochs, RENEWED_AT_ONCE_MAX):
+                tasks.start_soon(self._renew_some, partition, some)
+        renewed, self._renewed = self._renewed, anyio.Event()
+        renewed.set()
+
+    async def _renew_some(self, partition: int, epochs: Mapping[str, int]) -> None:
+        sent = mono_ms()
+        try:
+            answer = await self.around.store.renew(partition, epochs, self.settings.lease_ms)
+        except Unavailable:
+            return
+        for actor, heads in answer.items():
+            execution = self.executing.get(actor)
+            if execution is None or execution.hold.epoch != epochs[actor]:
+                continue
+            if heads is None:
+                await self._caught_up(actor)
+                execution.scope.cancel()
+            else:
+                execution.holding = execution.holding.renewed(sent)
+                if heads.log > self.around.shell.version(actor):
+                    await self._caught_up(actor)
+
+    async def _sweep(self) -> None:
+        for partition in range(self.around.store.deployment.partitions):
+            self._apart("sweep", partition, partial(self._sweep_one, partition))
+
+    async def _sweep_one(self, partition: int) -> None:
+        watch = self._watches.get(partition, Watch())
+        try:
+            ripe, redis_ms = await self.around.store.sweep(partition)
+        except Unavailable:
+            self._watches[partition] = watch.failed()
+            return
+        self._watches[partition] = watch.answered(mono_ms(), redis_ms)
+        for one in ripe:
+            await self._attended(partition, one)
+
+    async def _attended(self, partition: int, ripe: Ripe) -> None:
+        reason: Reason = ripe.reason
+        try:
+            match reason:
+                case "lease":
+                    judging = self._watches[partition].may_judge(self.settings.lease_ms, mono_ms())
+                    if judging and ripe.actor not in self.executing and not self.closing.is_set():
+                        await self.take_over(ripe.actor)
+                case "permit":
+                    await self._permit_came_back(ripe.actor)
+                case "retention":
+                    await self._erased(ripe.actor)
+                case "approval":
+                    await self._approval_due(ripe.actor)
+                case "idle":
+                    await self._idled(ripe.actor)
+                case "work" | "deadline" | "client":
+                    log.warning("nothing answers to %s of %s in this release", reason, ripe.actor)
+        except (errors.Fenced, Unavailable):
+            return  # its owner lives, or the sweep comes again
+        except HistoryLost:
+            log.exception("the store lost the history of run %s", ripe.actor)
+
+    async def _erased(self, actor: str) -> None:
+        """Erase whatever *actor* is: a run with all that is listed of it, or an approval or ticket."""
+        if companions.pool_of([entry.data for entry in (await self.around.store.look(actor)).entries]) is None:
+            await self.around.shell.erase(actor, command_id=f"e{self.around.fresh_id()}")
+        else:
+            await self.around.shell.erase_companion(actor, command_id=f"e{self.around.fresh_id()}")
+
+    async def _permit_came_back(self, actor: str) -> None:
+        """Give back the permit of whatever *actor* is: a run, an approval or a ticket."""
+        pool = companions.pool_of([entry.data for entry in (await self.around.store.look(actor)).entries])
+        if pool is None:
+            await self._released(actor)
+            return
+        caps = self.around.approvals if pool == companions.APPROVALS_POOL else self.around.tickets
+        await self.around.store.give(pool, actor, caps)
+        await self.around.store.settle(actor, "permit")
+
+    async def _approval_due(self, actor: str) -> None:
+        """Let an approval expire, or carry on with its settlement, which some node has left."""
+        command = calls.Expire(awaits_audit=self.around.audit is not None)
+        told = await self.around.shell.tell(actor, command, command_id=self.around.fresh_id())
+        if not told.events:
+            self.settlements.take_up(actor, told.state)
+
+    async def _idled(self, actor: str) -> None:
+        state, _ = await self.around.shell.state(actor)
+        if isinstance(state, run.Live):
+            command = calls.IdleOut(state.accepted.idle_timeout_ms)
+            await self.around.shell.tell(actor, command, command_id=self.around.fresh_id())
+
+    async def _reassure(self) -> None:
+        """Ask again for waiting permits, and say that running ones are in use, should the ledger have forgotten."""
+        store = self.around.store
+        for execution in list(self.executing.values()):
+            claim = execution.claim
+            if claim is None:
+                continue
+            try:
+                if execution.granted.is_set():
+                    await store.begun(claim)
+                else:
+                    caps = self.caps(claim.subject, claim.account)
+                    permit = await store.take(claim, caps, self.settings.permit_begin_ms)
+                    if permit.taken == "granted":
+                        self.granted(claim.holder)
+            except Unavailable:
+                return
+
+
+@asynccontextmanager
+async def open_node(
+    around: Surroundings, settings: NodeSettings, caps: Callable[[str, str], Caps]
+) -> AsyncGenerator[Node]:
+    """Run a node; leaving drains it first. What the body raises comes out as it is, not in a group."""
+    failed: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        node = Node(around, settings, caps, tasks)
+        tasks.start_soon(node.routine)
+        try:
+            yield node
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failed = error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await node.drain()
+            tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+
+
+def _undone(outcome: T | Exception, undo: Callable[[T], None]) -> None:
+    if not isinstance(outcome, Exception):
+        undo(outcome)
+
+
+def mono_ms() -> int:
+    """This node's clock, which runs during suspend where the system has one that does."""
+    return time.clock_gettime_ns(_CLOCK) // 1_000_000
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _chunks(epochs: Mapping[str, int], size: int) -> Iterator[dict[str, int]]:
+    items = iter(epochs.items())
+    while chunk := dict(islice(items, size)):
+        yield chunk

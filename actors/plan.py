@@ -1,0 +1,103 @@
+"""An append before it is sent: what a decision writes, and where, and whose the actor is afterwards.
+
+Nothing here waits, reads a clock or rolls a die.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from actors.decider import Companion, Receipt, Refusal, Standing
+from eventstore.store import Append, Due, Event, Listed, Part
+
+S = TypeVar("S")
+
+COMPANION_KEPT_MS = 7 * 24 * 3_600 * 1_000
+"""How long an ended companion's log is kept."""
+
+
+class Hold:
+    """An executor's grip on its actor: its epoch, where its feed stands, and text not yet written."""
+
+    __slots__ = ("actor", "epoch", "feed", "pending")
+
+    def __init__(self, actor: str, epoch: int, feed: int) -> None:
+        self.actor = actor
+        self.epoch = epoch
+        self.feed = feed
+        self.pending: list[bytes] = []
+        """Items that go before the next fact's, or with the next delta append."""
+
+
+class Claiming(NamedTuple):
+    """The append also makes *node* the owner; *if_parked*: only where nobody is because the actor waits."""
+
+    node: str
+    lease_ms: int
+    if_parked: bool = False
+
+
+class Planned(NamedTuple, Generic[S]):
+    """An append before it is sent, and what the actor will be after it."""
+
+    events: Sequence[Any]
+    answer: Receipt | Refusal
+    state: S
+    feed: Any
+    encoded: Sequence[Event]
+    items: Sequence[bytes]
+    beside: Sequence[Companion]
+    before: Standing
+    after: Standing
+    now_ms: int
+
+    def append(
+        self, actor: str, version: int, command_id: str, hold: Hold | None, claim: Claiming | None, not_after_ms: int
+    ) -> Append:
+        """The append as the store takes it."""
+        part = Part(
+            actor=actor,
+            log=version,
+            events=tuple(self.encoded),
+            feed=None if hold is None else hold.feed,
+            items=tuple(self.items),
+            epoch=None if hold is None else hold.epoch,
+            owner=self._owner(hold, claim),
+            lease_ms=0 if claim is None else claim.lease_ms,
+            ended=self.after.ended,
+        )
+        return Append(
+            command=command_id,
+            parts=(part, *map(_part, self.beside)),
+            due=(*_due(actor, self.before, self.after), *_left(self.beside, self.now_ms)),
+            listed=tuple(_listed(actor, self.before, self.after)),
+            outbox=tuple(one.audit for one in self.beside if one.audit),
+            not_after_ms=not_after_ms,
+        )
+
+    def _owner(self, hold: Hold | None, claim: Claiming | None) -> str | None:
+        """Whose the actor is from now on: a claim's, nobody's where its executor parks it, else as before."""
+        if claim is not None and (not claim.if_parked or (self.before.parked and not self.after.parked)):
+            return claim.node
+        return "" if hold is not None and self.after.parked else None
+
+
+def _part(companion: Companion) -> Part:
+    return Part(actor=companion.actor, log=companion.log, events=(Event(companion.event),), ended=companion.ended)
+
+
+def _left(beside: Sequence[Companion], now_ms: int) -> list[Due]:
+    """What an ended companion leaves to be done: its permit, and one day its payload."""
+    ended = [one.actor for one in beside if one.ended]
+    return [Due(actor, "permit", now_ms) for actor in ended] + [
+        Due(actor, "retention", now_ms + COMPANION_KEPT_MS) for actor in ended
+    ]
+
+
+def _due(actor: str, before: Standing, after: Standing) -> list[Due]:
+    gone = [Due(actor, reason, None) for reason in before.due if reason not in after.due]
+    return gone + [Due(actor, reason, at) for reason, at in after.due.items() if before.due.get(reason) != at]
+
+
+def _listed(actor: str, before: Standing, after: Standing) -> list[Listed]:
+    gone = [Listed(name, actor, None) for name in before.listed if name not in after.listed]
+    return gone + [Listed(name, actor, at) for name, at in after.listed.items() if before.listed.get(name) != at]

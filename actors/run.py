@@ -1,0 +1,450 @@
+"""One agent run: what it may be asked, what it becomes, and what must happen outside next.
+
+Nothing here waits, reads a clock or rolls a die.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from actors import calls, prompt
+from actors.calls import OpenCall
+from actors.decider import Decision, Receipt, Refusal, Standing
+from actors.errors import Problem
+from actors.events import (
+    CallCleared,
+    EndCause,
+    Origin,
+    ReviewAsked,
+    ReviewSettled,
+    ReviewSettling,
+    RunAccepted,
+    RunCancelled,
+    RunClaimed,
+    RunCompleted,
+    RunEvent,
+    RunFailed,
+    RunStarted,
+    StepStarted,
+    TicketOffered,
+    ToolCall,
+    ToolCalled,
+    ToolCompleted,
+    ToolFact,
+    ToolProgressed,
+    ToolStarted,
+    TurnCompleted,
+)
+from actors.jsontext import compacted
+from actors.ports import ModelRequest, Turn
+from actors.request import RunRequest
+from actors.transcript import Transcript
+from actors.usage import sanitised, total
+from eventstore.store import Reason
+
+RETENTION_MS = 7 * 24 * 3_600 * 1_000
+"""How long a run without a key is kept after its end; a keyed one stays until an operator erases it."""
+
+# Commands.
+
+
+class Accept(Struct, frozen=True, tag="accept", kw_only=True):
+    """Take on a caller's request; *admitted* when its slot is held already."""
+
+    subject: str
+    request: RunRequest
+    admitted: bool
+    max_steps: int
+    max_output_tokens: int
+    max_attempts: int
+    idle_timeout_ms: int
+    origin: Origin = "foreground"
+    fingerprint: str = ""
+    permit: str = ""
+    account: str = ""
+    tools: tuple[ToolFact, ...] = ()
+
+
+class Start(Struct, frozen=True, tag="start"):
+    """The slot a queued run waited for was granted."""
+
+
+class EnterStep(Struct, frozen=True, tag="enter_step"):
+    """A model call is about to be made."""
+
+    step: int
+
+
+class Answer(Struct, frozen=True, tag="answer"):
+    """The model answered; *artifact_id* is a fresh UUID for the draft, should there be one."""
+
+    step: int
+    turn: Turn
+    streamed: bool
+    artifact_id: str
+
+
+class Fail(Struct, frozen=True, tag="fail"):
+    """The run cannot go on."""
+
+    problem: Problem
+    cause: EndCause = "rule"
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """The run's cancel signal fired."""
+
+    problem: Problem
+    cause: EndCause = "asked"
+
+
+class TakeOver(Struct, frozen=True, tag="take_over"):
+    """Its node is gone; *node* found it."""
+
+    node: str
+
+
+Command: TypeAlias = Accept | Start | EnterStep | Answer | calls.Command | Fail | Cancel | TakeOver
+
+# States.
+
+
+class New(Struct, frozen=True, tag="new"):
+    """Nothing was asked yet."""
+
+
+class Live(Struct, frozen=True, gc=False, tag="live"):
+    """Accepted and not ended: queued until *started*, then between effects or in a model call."""
+
+    accepted: RunAccepted
+    request: RunRequest
+    started: bool = False
+    step: int = 0
+    """Steps entered so far."""
+    turns: Transcript = Transcript()
+    """Turns and tool outputs, in order."""
+    answered: int = 0
+    """Turns completed; one fewer than *step* while a model call is open."""
+    proposed: tuple[ToolCall, ...] = ()
+    """Calls of the last turn that have not come up yet."""
+    open: OpenCall | None = None
+    used: tuple[str, ...] = ()
+    """Call ids of earlier turns."""
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """Over for good."""
+
+    accepted: RunAccepted
+    kind: Literal["completed", "failed", "cancelled"]
+    at_ms: int
+    cause: EndCause | None = None
+
+
+State: TypeAlias = New | Live | Ended
+
+# Effects.
+
+
+class AwaitPermit(Struct, frozen=True):
+    """Wait until the ledger grants the slot."""
+
+    permit: str
+
+
+class BeginStep(Struct, frozen=True):
+    """Everything is ready for model step *step*: record it."""
+
+    step: int
+
+
+class CallModel(Struct, frozen=True):
+    """Ask *provider* to answer; the transcript says how often."""
+
+    provider: str
+    step: int
+    request: ModelRequest
+
+
+Effect: TypeAlias = AwaitPermit | BeginStep | CallModel | calls.Effect
+
+
+def decide(state: State, command: Command, now_ms: int) -> Decision:
+    """What *command* causes; no events when what it asks for is already so."""
+    match state, command:
+        case New(), Accept():
+            return Decision(_accepted(command, now_ms), Receipt("new"))
+        case (Live(accepted=accepted), Accept(fingerprint=fingerprint)) | (
+            Ended(accepted=accepted),
+            Accept(fingerprint=fingerprint),
+        ):
+            return Decision([], _met(accepted, fingerprint))
+        case Live(started=False), Start():
+            return Decision([RunStarted(now_ms)], Receipt())
+        case Live(started=True), EnterStep(step) if step == state.step + 1 and _is_between(state):
+            return Decision([StepStarted(now_ms, step)], Receipt())
+        case Live(), Answer(step) if _calling(state) and step == state.step:
+            return Decision(_answered(state, command, now_ms), Receipt())
+        case Live(open=OpenCall() as open_call), _ if isinstance(command, calls.Command):
+            decision = calls.decide(_around(state, open_call), command, now_ms)
+            return Decision(_with_end(state, decision.events), decision.answer)
+        case Live(), Fail(problem, cause):
+            return Decision(_over(state, RunFailed(now_ms, problem, cause)), Receipt())
+        case Live(), Cancel(problem, cause):
+            return Decision(_over(state, RunCancelled(now_ms, problem, cause)), Receipt())
+        case Live(), TakeOver(node):
+            return Decision(_taken_over(state, node, now_ms), Receipt())
+        case _, _ if isinstance(command, calls.Command):
+            return Decision([], calls.answer_without_call(command))
+        case New(), _:
+            return Decision([], Refusal(Problem("RUN_NOT_FOUND", "There is no such run.")))
+        case _:
+            return Decision([], Receipt("already"))
+
+
+def evolve(state: State, event: RunEvent) -> State:
+    """The state after *event*; events are facts, so this never refuses one."""
+    match event:
+        case RunAccepted():
+            return Live(event, msgspec.json.decode(event.request, type=RunRequest))
+        case RunStarted():
+            return _changed(state, started=True)
+        case RunClaimed():
+            return state
+        case StepStarted(step=step):
+            return _changed(state, step=step)
+        case TurnCompleted():
+            return _turned(state, event)
+        case ToolCalled():
+            return (
+                _changed(state, open=calls.opened(None, event), proposed=state.proposed[1:])
+                if isinstance(state, Live)
+                else state
+            )
+        case ToolCompleted():
+            return (
+                _changed(state, open=None, turns=state.turns.followed_by(event)) if isinstance(state, Live) else state
+            )
+        case (
+            ReviewAsked()
+            | ReviewSettled()
+            | ReviewSettling()
+            | CallCleared()
+            | ToolStarted()
+            | TicketOffered()
+            | ToolProgressed()
+        ):
+            return _changed(state, open=calls.opened(state.open, event)) if isinstance(state, Live) else state
+        case RunCompleted(at_ms=at_ms):
+            return _ended(state, "completed", at_ms, None)
+        case RunFailed(at_ms=at_ms, cause=cause):
+            return _ended(state, "failed", at_ms, cause)
+        case RunCancelled(at_ms=at_ms, cause=cause):
+            return _ended(state, "cancelled", at_ms, cause)
+
+
+def next_effect(state: State) -> Effect | None:
+    """What must happen outside next; the same question after a replay is the recovery."""
+    match state:
+        case Live(started=False):
+            return AwaitPermit(state.accepted.permit)
+        case Live() if _calling(state):
+            accepted = state.accepted
+            return CallModel(
+                accepted.provider,
+                state.step,
+                prompt.model_request(state.request, state.turns, accepted),
+            )
+        case Live(open=OpenCall() as open_call):
+            return calls.effect(_around(state, open_call))
+        case Live():
+            return BeginStep(state.step + 1)
+        case New() | Ended():
+            return None
+
+
+def standing(state: State) -> Standing:
+    """What the store must know: of an ended run, when its permit and its payload are due to go."""
+    match state:
+        case New():
+            return Standing()
+        case Live(accepted=accepted, open=open_call):
+            parked = accepted.origin != "foreground" and open_call is not None and open_call.waits
+            return Standing(
+                parked=parked,
+                due=_due(accepted, open_call, parked=parked),
+                listed={f"runs:{accepted.subject}": accepted.at_ms},
+            )
+        case Ended(accepted=accepted, at_ms=at_ms):
+            left: dict[Reason, int] = {}
+            if accepted.permit:
+                left["permit"] = at_ms
+            if not accepted.fingerprint:
+                left["retention"] = at_ms + RETENTION_MS
+            return Standing(ended=True, due=left, listed={f"runs:{accepted.subject}": accepted.at_ms})
+
+
+def _due(accepted: RunAccepted, open_call: OpenCall | None, *, parked: bool) -> dict[Reason, int]:
+    """When somebody must look at a run that waits."""
+    due: dict[Reason, int] = {}
+    if open_call is not None and open_call.stage == "reviewed" and open_call.expires_ms is not None:
+        due["approval"] = open_call.expires_ms
+    if open_call is not None and open_call.settling is not None:
+        due["approval"] = open_call.settling.at_ms + calls.RESENT_AFTER_MS
+    if open_call is not None and parked and open_call.idles and accepted.idle_timeout_ms:
+        due["idle"] = open_call.active_ms + accepted.idle_timeout_ms
+    return due
+
+
+def overflow(code: str) -> Command:
+    """The command that ends a run whose next record would be too large."""
+    return Fail(Problem(code, "The run produced more than may be recorded.", outcome="uncertain"), "overflow")
+
+
+def is_slow(state: State, command: Command) -> bool:
+    """Whether deciding judges values by schemas that came from outside."""
+    judges = isinstance(command, Answer | calls.Deliver)
+    return judges and isinstance(state, Live) and bool(state.request.output_schema or state.accepted.tools)
+
+
+def _accepted(command: Accept, now_ms: int) -> list[RunEvent]:
+    request = command.request
+    accepted = RunAccepted(
+        at_ms=now_ms,
+        subject=command.subject,
+        provider=request.provider,
+        model=request.model,
+        request=Raw(msgspec.json.encode(request)),
+        origin=command.origin,
+        fingerprint=command.fingerprint,
+        permit=command.permit,
+        account=command.account,
+        max_steps=command.max_steps,
+        max_output_tokens=command.max_output_tokens,
+        max_attempts=command.max_attempts,
+        idle_timeout_ms=command.idle_timeout_ms,
+        tools=command.tools,
+    )
+    return [accepted, RunStarted(now_ms)] if command.admitted else [accepted]
+
+
+def _met(accepted: RunAccepted, fingerprint: str) -> Receipt | Refusal:
+    if fingerprint and accepted.fingerprint == fingerprint:
+        return Receipt("met")
+    return Refusal(Problem("IDEMPOTENCY_CONFLICT", "The key was used for another request."))
+
+
+def _answered(state: Live, command: Answer, now_ms: int) -> list[RunEvent]:
+    turn = command.turn
+    recorded = TurnCompleted(
+        now_ms,
+        command.step,
+        turn.text,
+        streamed=command.streamed,
+        tool_calls=tuple(_compact(call) for call in turn.tool_calls),
+        usage=None if turn.usage is None else sanitised(turn.usage),
+        native=UNSET if turn.native is None else turn.native,
+        finish_reason=turn.finish_reason,
+    )
+    if not recorded.tool_calls:
+        return [recorded, _final(state, recorded, command.artifact_id, now_ms)]
+    tools = {fact.name: fact for fact in state.accepted.tools}
+    last_step = state.step >= state.accepted.max_steps
+    why_not = calls.refused(recorded.tool_calls, tools, state.used, last_step=last_step)
+    if why_not is not None:
+        return [recorded, RunFailed(now_ms, why_not)]
+    return [recorded, ToolCalled(now_ms, recorded.tool_calls[0])]
+
+
+def _with_end(state: Live, events: Sequence[RunEvent]) -> list[RunEvent]:
+    """*events*, and where one of them ends the run by itself, what its end settles."""
+    if len(events) == 1 and isinstance(events[0], RunFailed | RunCancelled):
+        return _over(state, events[0])
+    return list(events)
+
+
+def _compact(call: ToolCall) -> ToolCall:
+    """*call* with its arguments in one line, every token as the model wrote it."""
+    return ToolCall(call.id, call.name, Raw(compacted(bytes(call.arguments).decode())))
+
+
+def _over(state: Live, end: RunFailed | RunCancelled) -> list[RunEvent]:
+    """The end, what it settles, and how sure it is of the open call; what was being settled stays as it was decided."""
+    told = msgspec.structs.replace(end, problem=calls.at_the_end(state.open, end.problem))
+    if state.open is not None and state.open.stage == "reviewed":
+        return [ReviewSettled(end.at_ms, state.open.approval_id, "cancelled"), told]
+    if state.open is not None and state.open.settling is not None and end.problem != calls.UNAUDITED:
+        return [calls.settled(state.open.settling), told]
+    return [told]
+
+
+def fact_of(state: Live, open_call: OpenCall) -> ToolFact:
+    """What is known of the tool of *open_call*."""
+    return next(fact for fact in state.accepted.tools if fact.name == open_call.call.name)
+
+
+def _around(state: Live, open_call: OpenCall) -> calls.Around:
+    following = state.proposed[0] if state.proposed else None
+    return calls.Around(open_call, fact_of(state, open_call), state.request.approvals, following)
+
+
+def _turned(state: State, turn: TurnCompleted) -> State:
+    if not isinstance(state, Live):
+        return state
+    return msgspec.structs.replace(
+        state,
+        turns=state.turns.followed_by(turn),
+        answered=state.answered + 1,
+        proposed=turn.tool_calls,
+        used=state.used + tuple(call.id for call in turn.tool_calls),
+    )
+
+
+def _final(state: Live, turn: TurnCompleted, artifact_id: str, now_ms: int) -> RunEvent:
+    answer = prompt.final(state.request, turn.text, artifact_id)
+    if isinstance(answer, Problem):
+        return RunFailed(now_ms, answer)
+    return RunCompleted(
+        now_ms,
+        turn.text,
+        steps=state.step,
+        usage=total([one.usage for one in (*state.turns, turn) if isinstance(one, TurnCompleted)]),
+        finish_reason=turn.finish_reason,
+        output=answer.output,
+        sources=answer.sources,
+        artifacts=answer.artifacts,
+    )
+
+
+def _taken_over(state: Live, node: str, now_ms: int) -> Sequence[RunEvent]:
+    """Origin decides (DESIGN §5): a plain foreground run ends; others go on, unless something was in flight.
+
+    A started call whose tool is idempotent is made again under the same call id; any other is uncertain.
+    """
+    started = state.open is not None and state.open.stage == "started"
+    repeatable = started and state.open is not None and _around(state, state.open).fact.idempotent
+    if state.accepted.origin == "foreground" or _calling(state) or (started and not repeatable):
+        lost = Problem("OPERATION_UNCERTAIN", "The node that served this run was lost.", outcome="uncertain")
+        return _over(state, RunFailed(now_ms, lost, "node"))
+    return [RunClaimed(now_ms, node)]
+
+
+def _calling(state: Live) -> bool:
+    return state.step > state.answered
+
+
+def _is_between(state: Live) -> bool:
+    """Whether nothing stands between the run and its next step."""
+    return not _calling(state) and state.open is None and not state.proposed
+
+
+def _changed(state: State, **changes: object) -> State:
+    return msgspec.structs.replace(state, **changes) if isinstance(state, Live) else state
+
+
+def _ended(
+    state: State, kind: Literal["completed", "failed", "cancelled"], at_ms: int, cause: EndCause | None
+) -> State:
+    return Ended(state.accepted, kind, at_ms, cause) if isinstance(state, Live) else state

@@ -1,0 +1,1 @@
+"""What clients read, folded from what was written."""
