@@ -1,0 +1,138 @@
+"""The ASGI application: the checks of `pipeline`, then Litestar's routes.
+
+It can be served as it is, or mounted under a prefix inside another application.
+"""
+
+from typing import Any
+
+from litestar import Litestar, MediaType, Request, Response, asgi, get
+from litestar.types import Message, Receive, Scope, Send
+from typing_extensions import override
+
+from api import pipeline, problems
+from api.answers import CALL, Call, answer, call_of
+from api.parts import Faults, Gate, Limits, Parts
+from api.wire import approvals, discovery, runs, tool_executions
+
+__all__ = ["Edge", "Faults", "Gate", "Limits", "Parts", "create_app"]
+
+_PATHS: dict[pipeline.Route, str] = {
+    "health": "/health",
+    "protocol": "/v1/protocol",
+    "providers": "/v1/providers",
+    "providers-refreshed": "/v1/providers",
+    "runs": "/v1/runs",
+    "decisions": "/v1/approvals/decisions",
+    "progress": "/v1/tool-executions/progress",
+    "results": "/v1/tool-executions/results",
+}
+
+
+class Edge(Litestar):
+    """Litestar behind the checks; a request that does not pass them never reaches its router."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.rules = pipeline.Rules(
+            parts.tokens,
+            frozenset(origin.encode() for origin in parts.allowed_origins),
+            parts.tls,
+            parts.limits.body_bytes_max,
+        )
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] - some of its optional types are bare
+            route_handlers=_handlers(parts),
+            openapi_config=None,
+            logging_config=None,
+            exception_handlers={Exception: _untyped},
+        )
+
+    @override
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one connection."""
+        match scope["type"]:
+            case "lifespan":
+                await super().__call__(scope, receive, send)
+            case "http":
+                await self._serve(scope, receive, send)
+            case _:
+                await send({"type": "websocket.close", "code": 1000})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match pipeline.decided(self.rules, self.parts.gate.state, pipeline.head_of(scope)):
+            case pipeline.Answered() as told:
+                await answer(send, told)
+            case pipeline.Admitted() as admitted:
+                await self._route(scope, receive, Call(admitted, send))
+
+    async def _route(self, scope: Scope, receive: Receive, call: Call) -> None:
+        async def send(message: Message) -> None:
+            """Put the headers of every answer before the route's own."""
+            if message["type"] == "http.response.start":
+                message["headers"] = [*call.admitted.headers, *message["headers"]]
+            await call.send(message)
+
+        path = _PATHS[call.admitted.route]
+        inner: dict[str, Any] = {
+            **scope,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            # Litestar judges `Host`, which the protocol does not; what the checks had to see they have seen.
+            "headers": [line for line in scope["headers"] if line[0] != b"host"],
+            "state": {},
+            CALL: call,
+        }
+        await super().__call__(inner, receive, send)  # type: ignore[arg-type]
+
+
+def create_app(parts: Parts) -> Edge:
+    """Return the application over *parts*."""
+    return Edge(parts)
+
+
+def _handlers(parts: Parts) -> list[Any]:
+    @get("/health", sync_to_thread=False)
+    def health() -> Response[bytes]:
+        return _json(discovery.health())
+
+    @get("/v1/protocol", sync_to_thread=False)
+    def protocol() -> Response[bytes]:
+        return _json(discovery.protocol(parts))
+
+    @get("/v1/providers")
+    async def providers(request: Request[Any, Any, Any]) -> Response[bytes]:
+        return _json(await discovery.providers(parts, call_of(request.scope).admitted))
+
+    @asgi("/v1/runs", copy_scope=False)
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the call's own send is quicker
+        await runs.run(parts, call_of(scope), receive)
+
+    @asgi("/v1/approvals/decisions", copy_scope=False)
+    async def decision(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the same
+        await approvals.decide(parts, call_of(scope), receive)
+
+    @asgi("/v1/tool-executions/progress", copy_scope=False)
+    async def progress(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the same
+        await tool_executions.report(parts, call_of(scope), receive)
+
+    @asgi("/v1/tool-executions/results", copy_scope=False)
+    async def result(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the same
+        await tool_executions.deliver(parts, call_of(scope), receive)
+
+    return [health, protocol, providers, run, decision, progress, result]
+
+
+def _json(body: bytes, status: int = 200) -> Response[bytes]:
+    return Response(body, status_code=status, media_type=MediaType.JSON, headers={"content-type": _JSON_TYPE})
+
+
+def _untyped(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Return the fixed answer for whatever no rule foresaw."""
+    edge = request.app
+    if isinstance(edge, Edge):
+        edge.parts.faults.note(error, request.url.path)
+    return _json(problems.envelope(problems.INTERNAL), problems.status_of(problems.INTERNAL.code))
+
+
+_JSON_TYPE = pipeline.JSON[1].decode()

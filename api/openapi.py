@@ -1,0 +1,265 @@
+"""The OpenAPI document of the routes, made from the types that serve them; `python -m api.openapi` prints it.
+
+Nothing here waits or looks at a host: the document is the same for every one.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from actors.errors import Problem
+from actors.request import RunRequest
+from api.problems import STATUSES
+from projections.wire_feed import Result
+
+Schema: TypeAlias = dict[str, Any]
+
+_NAME = {"pattern": "^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"}
+_BOUNDS: Mapping[str, Schema] = {
+    "provider": {"pattern": "^[a-zA-Z0-9][a-zA-Z0-9._-]{0,79}$"},
+    "model": {"pattern": r"^[a-zA-Z0-9][a-zA-Z0-9._:/\[\]-]{0,199}$"},
+    "input": {"minLength": 1, "maxLength": 100_000},
+    "instructions": {"maxLength": 100_000},
+    "history": {"maxItems": 100},
+    "attachments": {"maxItems": 16},
+    "idempotencyKey": {"pattern": "^[a-zA-Z0-9][a-zA-Z0-9._:-]{0,127}$"},
+    "applicationTools": {"minItems": 1, "maxItems": 32},
+    "tools": {"maxItems": 32, "uniqueItems": True, "items": {"type": "string", **_NAME}},
+    "requiredCapabilities": {"maxItems": 32, "uniqueItems": True},
+    "maxSteps": {"minimum": 1, "maximum": 64},
+    "maxOutputTokens": {"minimum": 1, "maximum": 65_536},
+    "idleTimeoutMs": {"minimum": 0, "maximum": 2_147_483_647},
+    "outputSchema": {"type": "object"},
+    "metadata": {"maxProperties": 32},
+}
+"""What the types do not say of a run request (runs §3)."""
+
+_HEADERS: Mapping[str, Schema] = {
+    "AgenticDriver-Version": {"schema": {"const": "1.0"}, "required": True},
+    "Cache-Control": {"schema": {"const": "no-store"}, "required": True},
+    "X-Content-Type-Options": {"schema": {"const": "nosniff"}, "required": True},
+}
+_VERSION: Schema = {
+    "name": "AgenticDriver-Version",
+    "in": "header",
+    "description": "Absent, or the version of the protocol that the client speaks.",
+    "schema": {"const": "1.0"},
+}
+_HEALTH: Schema = {
+    "type": "object",
+    "required": ["status", "protocol"],
+    "properties": {"status": {"const": "ok"}, "protocol": {"const": "agenticdriver.v1"}},
+}
+_PROTOCOL: Schema = {
+    "type": "object",
+    "required": ["protocol", "version", "supportedVersions", "features"],
+    "properties": {
+        "protocol": {"const": "agenticdriver"},
+        "version": {"const": "1.0"},
+        "supportedVersions": {"type": "array", "items": {"type": "string"}, "contains": {"const": "1.0"}},
+        "features": {"type": "array", "items": {"type": "string"}},
+    },
+}
+_PROVIDER: Schema = {
+    "type": "object",
+    "required": ["id", "name", "vendor", "authMode", "capabilities"],
+    "properties": {
+        "id": _BOUNDS["provider"] | {"type": "string"},
+        "name": {"type": "string", "minLength": 1},
+        "vendor": {"type": "string", "minLength": 1},
+        "authMode": {"enum": ["api-key", "cli-session", "none"]},
+        "capabilities": {
+            "type": "object",
+            "required": ["tools", "textStreaming"],
+            "additionalProperties": {"type": "boolean"},
+        },
+        "models": {"type": "array", "items": {"type": "string"}},
+        "health": {"type": "object", "required": ["status", "code", "message", "checkedAt"]},
+        "modelCatalog": {"type": "object", "required": ["source", "models", "complete"]},
+    },
+}
+_PROVIDERS: Schema = {
+    "type": "object",
+    "required": ["providers"],
+    "properties": {"providers": {"type": "array", "items": {"$ref": "#/components/schemas/Provider"}}},
+}
+_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
+_IDS: Mapping[str, Schema] = {"executionId": _ID, "runId": _ID, "callId": _ID}
+_DECISION: Schema = {
+    "type": "object",
+    "required": ["approvalId", "runId", "call", "decision"],
+    "additionalProperties": False,
+    "properties": {
+        "approvalId": _ID,
+        "runId": _ID,
+        "call": {
+            "type": "object",
+            "required": ["id", "name", "arguments"],
+            "additionalProperties": False,
+            "properties": {"id": _ID, "name": {"type": "string", **_NAME}, "arguments": {"type": "object"}},
+        },
+        "decision": {"enum": ["approve", "deny", "cancel"]},
+    },
+}
+_RESOLUTION: Schema = {
+    "type": "object",
+    "required": ["approvalId", "runId", "callId", "outcome", "decidedAt"],
+    "properties": {
+        "approvalId": _ID,
+        "runId": _ID,
+        "callId": _ID,
+        "outcome": {"enum": ["approved", "denied", "cancelled"]},
+        "decidedAt": {"type": "string", "format": "date-time"},
+    },
+}
+_PROGRESS: Schema = {
+    "type": "object",
+    "required": list(_IDS),
+    "additionalProperties": False,
+    "properties": dict(_IDS),
+}
+_DELIVERY: Schema = {
+    "type": "object",
+    "required": list(_IDS),
+    "additionalProperties": False,
+    "properties": {**_IDS, "output": {"description": "Any JSON value."}, "error": {"const": "APPLICATION_TOOL_FAILED"}},
+    "oneOf": [{"required": ["output"]}, {"required": ["error"]}],
+}
+_RECEIPT: Schema = {
+    "type": "object",
+    "required": [*_IDS, "status"],
+    "properties": {**_IDS, "status": {"enum": ["progress", "accepted"]}},
+}
+_OURS: Mapping[str, Schema] = {
+    "Health": _HEALTH,
+    "Protocol": _PROTOCOL,
+    "Provider": _PROVIDER,
+    "Providers": _PROVIDERS,
+    "Decision": _DECISION,
+    "Resolution": _RESOLUTION,
+    "ExecutionProgress": _PROGRESS,
+    "ExecutionResult": _DELIVERY,
+    "ExecutionReceipt": _RECEIPT,
+}
+_STREAM: Schema = {
+    "type": "string",
+    "description": "Frames of `id`, `event` and one line of `data`, which is a run event; the last one is terminal.",
+}
+
+
+def document() -> Schema:
+    """The document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Runstream",
+            "version": "1.0",
+            "description": "The AgenticDriver wire protocol 1.0 as this host serves it.",
+        },
+        "security": [{"bearer": []}],
+        "paths": {
+            "/health": {"get": _get("health", "Whether the host is up.", _json("Health")) | {"security": []}},
+            "/v1/protocol": {"get": _get("protocol", "What the host speaks.", _json("Protocol"), _VERSION)},
+            "/v1/providers": {
+                "get": _get("providers", "The caller's providers.", _json("Providers"), _VERSION, _refresh())
+            },
+            "/v1/runs": {"post": _run()},
+            "/v1/approvals/decisions": {
+                "post": _post("decide", "Decide about a call that waits for approval, once.", "Decision", "Resolution")
+            },
+            "/v1/tool-executions/progress": {
+                "post": _post("report", "Say that a tool execution goes on.", "ExecutionProgress", "ExecutionReceipt")
+            },
+            "/v1/tool-executions/results": {
+                "post": _post(
+                    "deliver", "Give the result of a tool execution, once.", "ExecutionResult", "ExecutionReceipt"
+                )
+            },
+        },
+        "components": {
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "schemas": _schemas(),
+        },
+    }
+
+
+def rendered() -> str:
+    """The document as its file holds it."""
+    return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _run() -> Schema:
+    accept = {
+        "name": "Accept",
+        "in": "header",
+        "description": "A stream where it holds `text/event-stream`, else one result.",
+        "schema": {"type": "string"},
+    }
+    answers = _json("Result") | {"text/event-stream": {"schema": _STREAM}}
+    told = _get("run", "Run a request, and stay attached: leaving cancels it.", answers, _VERSION, accept)
+    return told | {"requestBody": {"required": True, "content": _json("RunRequest")}}
+
+
+def _post(name: str, summary: str, body: str, answer: str) -> Schema:
+    told = _get(name, summary, _json(answer), _VERSION)
+    return told | {"requestBody": {"required": True, "content": _json(body)}}
+
+
+def _get(name: str, summary: str, answers: Schema, *parameters: Schema) -> Schema:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "parameters": list(parameters),
+        "responses": {
+            "200": {"description": "Done.", "headers": _HEADERS, "content": answers},
+            "default": {"description": "A typed error.", "headers": _HEADERS, "content": _json("Error")},
+        },
+    }
+
+
+def _refresh() -> Schema:
+    return {
+        "name": "refresh",
+        "in": "query",
+        "description": "Look again instead of answering from the cache.",
+        "schema": {"const": "true"},
+    }
+
+
+def _json(name: str) -> Schema:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _schemas() -> Schema:
+    _, found = msgspec.json.schema_components((RunRequest, Result, Problem), ref_template="#/components/schemas/{name}")
+    schemas: Schema = {name: _without_null(schema) for name, schema in found.items()}
+    members = schemas["RunRequest"]["properties"]
+    for name, bounds in _BOUNDS.items():
+        members[name] = members[name] | bounds
+    problem = schemas.pop("Problem")
+    problem["properties"]["code"] |= {"minLength": 1, "examples": sorted(STATUSES)}
+    problem["required"] = ["code", "message", "retryable"]
+    problem["properties"]["retryable"].pop("default", None)
+    error = {"type": "object", "required": ["error"], "properties": {"error": problem}}
+    return dict(sorted({**schemas, **_OURS, "Error": error}.items()))
+
+
+def _without_null(schema: Any) -> Any:
+    """*schema* without the nulls by which our types mark what is absent: on the wire, null is never absent."""
+    match schema:
+        case {"anyOf": [*choices], **rest} if {"type": "null"} in choices:
+            left = [_without_null(choice) for choice in choices if choice != {"type": "null"}]
+            kept = {name: _without_null(value) for name, value in rest.items() if name != "default"}
+            return kept | (left[0] if len(left) == 1 else {"anyOf": left})
+        case {**members}:
+            return {str(name): _without_null(value) for name, value in members.items()}
+        case [*items]:
+            return [_without_null(item) for item in items]
+        case _:
+            return schema
+
+
+if __name__ == "__main__":
+    print(rendered(), end="")  # noqa: T201 - this is what the command is for

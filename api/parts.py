@@ -1,0 +1,166 @@
+"""What the edge is made of: everything it asks, and the few things about it that change."""
+
+import logging
+import traceback
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from anyio import Event
+from msgspec import Raw, Struct
+
+from actors.decisions import Caller, Decided
+from actors.errors import Refused
+from actors.foreground import Runs
+from actors.request import Catalog, Features
+from api import pipeline
+from api.grants import Tokens
+
+FEATURES = (
+    "json-results",
+    "client-pairing",
+    "provider-management",
+    "provider-setup",
+    "provider-runtimes",
+    "durable-jobs",
+    "conversation-sessions",
+    "application-tools",
+    "interactive-approvals",
+    "event-stream",
+    "cancel-on-disconnect",
+    "optional-idle-timeout",
+    "required-capabilities",
+    "optional-events",
+    "provider-discovery",
+    "context-inputs",
+    "draft-artifacts",
+    "context-references",
+    "scoped-retrieval",
+    "retrieval-indexing",
+    "document-ingestion",
+    "pdf-ingestion",
+    "idempotency",
+)
+"""All features of the protocol, in the order in which a host names those it has (overview §10)."""
+ALWAYS = (
+    "json-results",
+    "event-stream",
+    "cancel-on-disconnect",
+    "optional-idle-timeout",
+    "required-capabilities",
+    "optional-events",
+    "provider-discovery",
+    "context-inputs",
+    "draft-artifacts",
+)
+
+_NO_FEATURES = Features()
+_log = logging.getLogger("runstream.edge")
+
+
+class Listing(Protocol):
+    """Who knows the provider instances and how they stand."""
+
+    async def listed(self, ids: Collection[str], *, refresh: bool = False) -> Sequence[object]:
+        """List those instances among *ids* that exist, in configured order, as discovery shows them."""
+        ...
+
+
+class Answers(Protocol):
+    """Who takes the answers of people and applications, for runs of any node."""
+
+    async def decide(
+        self,
+        caller: Caller,
+        approval_id: str,
+        run_id: str,
+        call: dict[str, Any],
+        decision: Literal["approve", "deny", "cancel"],
+    ) -> Decided:
+        """Settle a pending approval."""
+        ...
+
+    async def report(self, caller: Caller, execution_id: str, run_id: str, call_id: str) -> None:
+        """Note that an application works on its ticket."""
+        ...
+
+    async def deliver(self, caller: Caller, execution_id: str, run_id: str, call_id: str, output: Raw | None) -> None:
+        """Take the result of a ticket, or None for a failure."""
+        ...
+
+    async def rejected(self, caller: Caller, code: str, message: str, approval_id: str, run_id: str) -> Refused:
+        """Write the audit of a rejected decision, and return the refusal."""
+        ...
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Bounds that hold on any server; our own adds those of `server.Bounds`."""
+
+    body_bytes_max: int = 1_000_000
+    receive_s: float = 30
+    heartbeat_s: float = 15
+    answer_bytes_max: int = 2_000_000
+
+
+class Gate:
+    """What the host lets in: nothing while it starts, everything, then nothing new while it closes."""
+
+    def __init__(self, *, starting: bool = False) -> None:
+        self.starting = starting
+        self.closing = Event()
+        """Set for good when the host drains."""
+
+    @property
+    def state(self) -> pipeline.State:
+        """Where in its life the host is."""
+        if self.starting:
+            return "starting"
+        return "closing" if self.closing.is_set() else "open"
+
+    def open(self) -> None:
+        """Let requests in: the services are up."""
+        self.starting = False
+
+    def close(self) -> None:
+        """Let nothing new in, for good."""
+        self.closing.set()
+
+
+class Faults:
+    """Counts what should not have happened, and logs where, never what it said: that may be a prompt or a secret."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, error: BaseException, where: str) -> None:
+        """Count *error*, and log its type and the way it took."""
+        self.count += 1
+        way = " < ".join(
+            f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__))
+        )
+        _log.error("%s failed with %s at %s", where, type(error).__name__, way)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """All that `create_app` needs."""
+
+    runs: Runs
+    answers: Answers
+    catalog: Catalog
+    tokens: Tokens
+    discovery: Listing
+    gate: Gate = field(default_factory=Gate)
+    allowed_origins: frozenset[str] = frozenset()
+    features: tuple[str, ...] = ALWAYS
+    tls: bool = False
+    limits: Limits = field(default_factory=Limits)
+    faults: Faults = field(default_factory=Faults)
+
+
+def advertised(names: Collection[str], features: Features = _NO_FEATURES) -> tuple[str, ...]:
+    """*names* and what *features* add, in the protocol's order, our own features after all of the protocol's."""
+    added = {"interactive-approvals": features.approvals, "application-tools": features.application_tools}
+    told = {*names, *(name for name, has in added.items() if has)}
+    known = tuple(name for name in FEATURES if name in told)
+    return known + tuple(sorted(told - set(FEATURES)))

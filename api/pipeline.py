@@ -1,0 +1,191 @@
+"""The checks before a route, in their binding order (overview §3, steps 0 to 12).
+
+Pure: what the host is like, what the request's head says, in; the answer, or who may go on to which route, out.
+Header lines that repeat are one list value, as HTTP says, except where a second line could only be an attack.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from actors.errors import Problem
+from api import problems
+from api.grants import BEARER_CHARS_MAX, Principal, Tokens
+
+Line: TypeAlias = tuple[bytes, bytes]
+Lines: TypeAlias = tuple[Line, ...]
+State: TypeAlias = Literal["starting", "open", "closing"]
+Route: TypeAlias = Literal[
+    "health", "protocol", "providers", "providers-refreshed", "runs", "decisions", "progress", "results"
+]
+
+TARGET = "runstream.target"
+"""The ASGI extension by which our own server tells the request target as it came."""
+
+ROUTES: Mapping[tuple[str, bytes], Route] = {
+    ("GET", b"/health"): "health",
+    ("GET", b"/v1/protocol"): "protocol",
+    ("GET", b"/v1/providers"): "providers",
+    ("GET", b"/v1/providers?refresh=true"): "providers-refreshed",
+    ("POST", b"/v1/runs"): "runs",
+    ("POST", b"/v1/approvals/decisions"): "decisions",
+    ("POST", b"/v1/tool-executions/progress"): "progress",
+    ("POST", b"/v1/tool-executions/results"): "results",
+}
+
+JSON: Line = (b"content-type", b"application/json; charset=utf-8")
+BASE: Lines = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"agenticdriver-version", b"1.0"),
+)
+_TLS: Line = (b"strict-transport-security", b"max-age=31536000")
+_PREFLIGHT: Lines = (
+    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (
+        b"access-control-allow-headers",
+        b"Authorization, Content-Type, Accept, AgenticDriver-Version, AgenticDriver-Accept-Optional-Events",
+    ),
+)
+_MEDIA = re.compile(rb"application/json(?:[ \t]*;.*)?", re.IGNORECASE | re.DOTALL)
+_LENGTH_DIGITS_MAX = 18
+"""More digits than any bound has are too many, and cost nothing to count."""
+_BEARER = re.compile(rb"Bearer ([!-~]{1,%d})" % BEARER_CHARS_MAX)
+
+
+class Rules(Struct, frozen=True):
+    """What the checks go by; *body_bytes_max* bounds a request's body."""
+
+    tokens: Tokens
+    origins: frozenset[bytes] = frozenset()
+    tls: bool = False
+    body_bytes_max: int = 1_000_000
+
+
+class Head(NamedTuple):
+    """The head of a request; *target* is path and query as they came, without a mount's prefix."""
+
+    method: str
+    target: bytes
+    headers: Sequence[Line]
+
+
+class Answered(NamedTuple):
+    """The request ends here."""
+
+    status: int
+    headers: Lines
+    body: bytes = b""
+
+
+class Admitted(NamedTuple):
+    """The request goes on to *route*; *headers* belong to whatever is answered."""
+
+    route: Route
+    headers: Lines
+    principal: Principal | None = None
+    streamed: bool = False
+
+
+def decided(rules: Rules, state: State, head: Head) -> Answered | Admitted:
+    """What becomes of a request, by its head alone."""
+    origin = _value(head, b"origin")
+    if state != "open":
+        return refused(base(tls=rules.tls), problems.STARTING if state == "starting" else problems.CLOSING)
+    if origin is not None and origin not in rules.origins:
+        return refused(base(tls=rules.tls), problems.ORIGIN)
+    headers = base(origin, tls=rules.tls)
+    if origin is not None and head.method == "OPTIONS":
+        return Answered(204, headers + _PREFLIGHT)
+    route = ROUTES.get((head.method, head.target))
+    if route == "health":
+        return Admitted(route, headers)
+    principal = _principal(rules.tokens, head)
+    posted = head.method == "POST"
+    problem = _denied(head, principal) or _nowhere(route) or (_unreadable(rules, head) if posted else None)
+    if problem is not None or route is None:
+        return refused(headers, problem or problems.NOWHERE)
+    return Admitted(route, headers, principal, b"text/event-stream" in (_value(head, b"accept") or b""))
+
+
+def refused(headers: Lines, problem: Problem) -> Answered:
+    """The answer that tells *problem*."""
+    return Answered(problems.status_of(problem.code), (*headers, JSON), problems.envelope(problem))
+
+
+def base(origin: bytes | None = None, *, tls: bool = False) -> Lines:
+    """The headers of every answer; *origin* is one that is allowed."""
+    headers = (*BASE, _TLS) if tls else BASE
+    if origin is None:
+        return headers
+    return (
+        *headers,
+        (b"access-control-allow-origin", origin),
+        (b"vary", b"Origin"),
+        (b"access-control-expose-headers", b"AgenticDriver-Version"),
+    )
+
+
+def head_of(scope: Mapping[str, Any]) -> Head:
+    """The head of an ASGI request, wherever the application is mounted."""
+    return Head(str(scope["method"]), _target(scope), scope["headers"])
+
+
+def _target(scope: Mapping[str, Any]) -> bytes:
+    """Path and query, not normalised.
+
+    Servers agree on `path`, decoded, but not on whether a mount's prefix is still in it, nor in `raw_path`.
+    Our routes need no escapes, so a path that was escaped is told apart by not being the end of the raw one.
+    """
+    path, prefix = str(scope["path"]), str(scope.get("root_path") or "").rstrip("/")
+    if prefix and (path == prefix or path.startswith(prefix + "/")):
+        path = path[len(prefix) :]
+    plain = path.encode("utf-8", "surrogatepass")
+    extensions: Mapping[str, Any] = scope.get("extensions") or {}
+    came, raw, query = extensions.get(TARGET), scope.get("raw_path"), bytes(scope.get("query_string") or b"")
+    if isinstance(came, bytes) and came.startswith(b"/"):
+        raw, mark, query = came.partition(b"?")
+        return _as_it_came(plain, raw) + mark + query
+    if isinstance(raw, bytes):
+        plain = _as_it_came(plain, raw.partition(b"?")[0])
+    return plain + b"?" + query if query else plain
+
+
+def _as_it_came(plain: bytes, raw: bytes) -> bytes:
+    """The end of *raw* that *plain* stands for (some mounts add a slash to it), or *raw* if it was escaped."""
+    return next((each for each in (plain, plain.removesuffix(b"/")) if each and raw.endswith(each)), raw)
+
+
+def _value(head: Head, name: bytes) -> bytes | None:
+    """What the header *name* says; repeated lines are one list, an absent header is None."""
+    found = [value.strip(b" \t") for key, value in head.headers if key.lower() == name]
+    return b", ".join(found) if found else None
+
+
+def _principal(tokens: Tokens, head: Head) -> Principal | None:
+    found = _BEARER.fullmatch(_value(head, b"authorization") or b"")
+    return tokens.principal(found[1].decode("ascii")) if found else None
+
+
+def _denied(head: Head, principal: Principal | None) -> Problem | None:
+    if principal is None:
+        return problems.NOBODY
+    return None if _value(head, b"agenticdriver-version") in {None, b"1.0"} else problems.VERSION
+
+
+def _nowhere(route: Route | None) -> Problem | None:
+    return problems.NOWHERE if route is None else None
+
+
+def _unreadable(rules: Rules, head: Head) -> Problem | None:
+    """Why the body will not be read (steps 10 to 12)."""
+    if _MEDIA.fullmatch(_value(head, b"content-type") or b"") is None:
+        return problems.MEDIA
+    if (_value(head, b"content-encoding") or b"identity") != b"identity":
+        return problems.ENCODING
+    length = _value(head, b"content-length") or b""
+    if length.isdigit() and (len(length) > _LENGTH_DIGITS_MAX or int(length) > rules.body_bytes_max):
+        return problems.BODY
+    return None

@@ -1,0 +1,1 @@
+"""The routes of the AgenticDriver protocol, a file per noun."""
