@@ -1,0 +1,146 @@
+"""`runstream check`: whether a host could start with these settings, and what to change where it could not."""
+
+import ssl
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from eventstore import startup
+from eventstore.endpoint import Endpoint, endpoint_of
+from eventstore.link import ConnectionLost, ReplyError
+from eventstore.local import LocalServerError, private_server
+from eventstore.socket_link import open_link
+from runstream.neighbour import joined
+from runstream.settings import Settings
+from runstream.tools import Toolbox, ToolError, load
+
+
+class Verdict(NamedTuple):
+    """One thing that was looked at, how it is, and how to mend it."""
+
+    level: Literal["ok", "warning", "error"]
+    about: str
+    what: str
+    mend: str = ""
+
+    @property
+    def line(self) -> str:
+        """The verdict as a line."""
+        return f"{self.level:<8} {self.about:<10} {self.what}{f' -> {self.mend}' if self.mend else ''}"
+
+
+async def check(settings: Settings) -> Sequence[Verdict]:
+    """Look at everything a host needs to start, and return what was found."""
+    verdicts = [Verdict("ok", "profile", f"{settings.profile}: {PROMISES[settings.profile]}")]
+    verdicts += [verdict async for verdict in _redis(settings)]
+    verdicts += [verdict async for verdict in _listening(settings)]
+    verdicts += tokens(settings)
+    verdicts += providers(settings)
+    verdicts += [verdict async for verdict in _tools(settings)]
+    return verdicts
+
+
+def tokens(settings: Settings) -> Iterator[Verdict]:
+    """What is to be said of the token list."""
+    if not settings.tokens:
+        yield Verdict("warning", "tokens", "there is none, so `runstream serve` will not start", NO_TOKEN_MEND)
+        return
+    yield Verdict("ok", "tokens", f"{len(settings.tokens)} token(s)")
+    known = {provider.id for provider in settings.providers}
+    for number, entry in enumerate(settings.tokens):
+        for name in entry.providers:
+            if name not in known:
+                mend = f"the providers are {', '.join(sorted(known)) or 'none'}"
+                yield Verdict("warning", f"tokens[{number}]", f"names the provider {name!r}, which is not here", mend)
+
+
+def providers(settings: Settings) -> Iterator[Verdict]:
+    """What is to be said of the provider instances."""
+    names = ", ".join(provider.id for provider in settings.providers) or "none"
+    yield Verdict("ok" if settings.providers else "warning", "providers", names)
+    for number, provider in enumerate(settings.providers):
+        if settings.scheduling.needs_account and provider.account is None:
+            what = "has no account, so every run is refused with ADMISSION_IDENTITY_REQUIRED"
+            mend = "set its account, or remove per_account and accounts from [scheduling]"
+            yield Verdict("warning", f"providers[{number}]", what, mend)
+
+
+async def endpoint(settings: Settings) -> Endpoint:
+    """Return where the Redis of the settings is, and our account there; raises `OSError` for an unreadable `tls_ca`."""
+    redis = settings.redis
+    password = redis.password.reveal()
+    if redis.socket is not None:
+        return Endpoint(path=str(redis.socket), user=redis.username, password=password)
+    secure = redis.url.startswith("rediss://")
+    found = endpoint_of(redis.url, ssl.create_default_context(cafile=redis.tls_ca) if secure else None)
+    return replace(found, user=redis.username, password=password)
+
+
+async def _redis(settings: Settings) -> AsyncGenerator[Verdict]:
+    if settings.profile == "memory":
+        yield Verdict("ok", "redis", "none is needed")
+        return
+    try:
+        async with _server(settings) as (where, told), open_link(where, name="runstream-check") as link:
+            facts = await startup.facts(link)
+            yield Verdict(
+                "ok", "redis", f"{told}{facts.info.get('redis_version', 'of an unknown version')} at {where!r}"
+            )
+            for finding in startup.findings(settings.profile, facts, settings.node.lease_ms):
+                yield Verdict(finding.level, "redis", finding.what, finding.mend)
+    except (LocalServerError, ConnectionLost, ReplyError, OSError) as error:
+        yield Verdict("error", "redis", str(error), "start it, or correct [redis] in the settings")
+
+
+async def _tools(settings: Settings) -> AsyncGenerator[Verdict]:
+    if settings.tools is None:
+        return
+    try:
+        toolbox = Toolbox(await load(settings.tools))
+    except ToolError as error:
+        yield Verdict("error", "tools", str(error), "correct the module, or tools in the settings")
+        return
+    yield Verdict("ok", "tools", ", ".join(toolbox))
+    known = set(toolbox)
+    for number, entry in enumerate(settings.tokens):
+        for name in entry.tools:
+            if name not in known:
+                mend = f"the tools are {', '.join(sorted(known))}"
+                yield Verdict("warning", f"tokens[{number}]", f"names the tool {name!r}, which is not here", mend)
+
+
+@asynccontextmanager
+async def _server(settings: Settings) -> AsyncGenerator[tuple[Endpoint, str]]:
+    """The server to ask: the one that a living host holds, a private one started for the question, or yours."""
+    near = await joined(settings)
+    if near.redis != settings.redis:
+        yield await endpoint(near), "held by a running host: "
+    elif settings.profile == "local":
+        async with private_server(settings.state_dir, settings.redis.binary) as server:
+            yield server.endpoint, f"private server {server.binary.name} "
+    else:
+        yield await endpoint(settings), ""
+
+
+async def _listening(settings: Settings) -> AsyncGenerator[Verdict]:
+    listen = settings.listen
+    if listen.certificate is not None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(listen.certificate, listen.key)
+        except OSError as error:
+            what = f"certificate or key cannot be used: {error.strerror or 'unreadable'}"
+            yield Verdict("error", "listen", what, "correct listen.certificate and listen.key")
+            return
+    scheme = "http" if listen.certificate is None else "https"
+    yield Verdict("ok", "listen", f"{scheme}://{listen.host}:{listen.port}")
+
+
+NO_TOKEN_MEND = "make one with `runstream token new`, and put the entry it prints into the settings file"
+PROMISES = {
+    "memory": "nothing survives the process",
+    "local": "a private server in the state folder; runs survive a restart",
+    "standard": "your Redis; its crash may lose the last second",
+    "strict": "your Redis; what was acknowledged is kept",
+}

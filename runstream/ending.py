@@ -1,0 +1,53 @@
+"""How a command ends: its exit code, and the lines on stderr that say why."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from actors.errors import Refused
+from api.grants import InvalidPolicy
+from api.server import NotServed
+from eventstore.link import ConnectionLost, ReplyError, Unfit
+from eventstore.local import LocalServerError
+from eventstore.store import HistoryLost, Unavailable
+from runstream.client import Unreachable
+from runstream.running import RunFailed
+from runstream.settings import SettingsError
+from runstream.tables import neutral, problem_line
+from runstream.tools import ToolError
+
+FAILED, UNUSABLE = 1, 2
+"""The run or the question failed; the command or the settings cannot be used as they are."""
+
+
+class Ending(NamedTuple):
+    """An exit code and what stderr says."""
+
+    code: int
+    lines: Sequence[str] = ()
+
+
+def ending_of(error: BaseException) -> Ending | None:
+    """How *error* ends a command; None for one that nobody foresaw."""
+    match error:
+        case BaseExceptionGroup(exceptions=[one]):
+            return ending_of(one)
+        case BrokenPipeError():
+            return Ending(FAILED)
+        case KeyboardInterrupt():
+            return Ending(FAILED, ["stopped"])
+        case SettingsError():
+            return Ending(UNUSABLE, [f"settings: {neutral(line, keep='')}" for line in str(error).splitlines()])
+        case Refused(problem=problem):
+            return Ending(FAILED, [problem_line({"code": problem.code, "message": problem.message})])
+        case InvalidPolicy() | ToolError() | NotServed() | LocalServerError() | Unfit() | ReplyError():
+            return Ending(UNUSABLE, [_said(error)])
+        case RunFailed() | Unreachable() | HistoryLost():
+            return Ending(FAILED, [_said(error)])
+        case Unavailable() | ConnectionLost():
+            return Ending(FAILED, [f"Redis does not answer: {_said(error)}"])
+        case _:
+            return None
+
+
+def _said(error: BaseException) -> str:
+    return neutral(str(error) or type(error).__name__, keep="")

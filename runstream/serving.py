@@ -1,0 +1,51 @@
+"""`runstream serve`: a host on a socket until it is told to end."""
+
+import logging
+from collections.abc import Callable
+
+import anyio
+
+import runstream
+from api.server import Config, Listening, serve
+from runstream.checking import NO_TOKEN_MEND
+from runstream.reading import Fault
+from runstream.settings import Settings, SettingsError
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_host(settings: Settings, on_ready: Callable[[Listening], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises:
+        SettingsError: nobody could ever be let in.
+        NotServed: the address cannot be had.
+    """
+    if not settings.tokens:
+        raise SettingsError((Fault("tokens", f"is empty, so nobody could be let in: {NO_TOKEN_MEND}"),))
+    if settings.profile == "memory":
+        _log.warning("the memory profile keeps nothing: every run is gone when this process ends")
+    async with runstream.open(settings) as host, anyio.create_task_group() as tasks:
+        node = {"node": host.store.node}
+
+        def ready(listening: Listening) -> None:
+            _log.info("serving at %s", listening.url, extra=node)
+            on_ready(listening)
+
+        def drain() -> None:
+            _log.info("draining", extra=node)
+            tasks.start_soon(host.drain)
+
+        await serve(host.app, config_of(settings), on_ready=ready, drain=drain)
+
+
+def config_of(settings: Settings) -> Config:
+    """The listener's side of the settings."""
+    listen = settings.listen
+    return Config(
+        host=listen.host,
+        port=listen.port,
+        certificate=str(listen.certificate) if listen.certificate else None,
+        key=str(listen.key) if listen.key else None,
+        drain_s=settings.node.drain_s * 2 + 1,
+    )

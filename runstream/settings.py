@@ -1,0 +1,341 @@
+"""What an operator may set: one TOML file and the environment, read once into one frozen Struct.
+
+Every key has a default, so no file at all is a usable host on this machine (that still asks for a token to serve).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from msgspec import Meta, Struct, field
+from typing_extensions import override
+
+from actors.node import NodeSettings
+from actors.request import HostLimits
+from api.grants import NAME_CHARS_MAX, TokenEntry
+from eventstore.store import Caps
+from providers import InvalidScript, Script, ready, scripts
+from runstream.reading import Fault
+
+Profile: TypeAlias = Literal["memory", "local", "standard", "strict"]
+Many: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
+
+INVALID_SCHEDULING = "INVALID_SCHEDULING"
+"""The code of a fault in [scheduling] (scheduling §1)."""
+
+_INT32_MAX = 2_147_483_647
+_SUBJECT_CHARS_MAX = 128
+_ACCOUNT = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,79}\Z"
+_IDS = "letters, digits, '.', '_' and '-', at most 80 of them, a letter or digit first"
+Id: TypeAlias = Annotated[str, Meta(pattern=_ACCOUNT, description=_IDS)]
+Model: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/\[\]-]{0,199}\Z",
+        description="a model id: letters, digits and . _ : / [ ] -, at most 200 of them, a letter or digit first",
+    ),
+]
+Module: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*(\.[a-zA-Z_][a-zA-Z0-9_]*)*\Z",
+        max_length=200,
+        description='the name of a Python module, such as "runstream.example_tools"',
+    ),
+]
+_ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
+"""Where plain HTTP may be served (overview §1)."""
+
+
+class Secret:
+    """A text that shows itself to nobody who does not ask by name."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    @override
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    @override
+    def __repr__(self) -> str:
+        return "***"
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; *faults* says at which keys and how to mend each."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("\n".join(f"{fault.key}: {fault.why}" if fault.key else fault.why for fault in faults))
+        self.faults = faults
+
+
+class RedisSettings(Struct, frozen=True, kw_only=True):
+    """Which Redis, and our account there."""
+
+    url: str = ""
+    username: str = ""
+    password: Secret = Secret()
+    password_file: Path | None = None
+    socket: Path | None = None
+    binary: Path | None = None
+    tls_ca: Path | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        """Return what breaks its rules."""
+        if self.url:
+            yield from _url_faults(self.url)
+            if self.socket is not None:
+                yield Fault("socket", "remove it, or remove redis.url: they name two servers")
+        if self.username and not self.password:
+            yield Fault("password", "is missing: redis.username needs redis.password or redis.password_file")
+        if self.tls_ca is not None and not self.url.startswith("rediss://"):
+            yield Fault("tls_ca", "remove it, or let redis.url begin with rediss://")
+
+
+class ListenSettings(Struct, frozen=True, kw_only=True):
+    """Where clients connect."""
+
+    host: Annotated[str, Meta(min_length=1, description="a host name or address")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 7433
+    certificate: Path | None = None
+    key: Path | None = None
+    origins: tuple[str, ...] = ()
+
+    def faults(self) -> Iterator[Fault]:
+        """Return what breaks its rules."""
+        if (self.certificate is None) != (self.key is None):
+            lacks, has = ("certificate", "key") if self.certificate is None else ("key", "certificate")
+            yield Fault(lacks, f"is missing: TLS needs it beside listen.{has}")
+        if self.certificate is None and self.host not in LOOPBACK:
+            mend = "set listen.certificate and listen.key, or listen on 127.0.0.1 behind a proxy that does TLS"
+            yield Fault("host", f"TLS_REQUIRED: plain HTTP is served on localhost, 127.0.0.1 and ::1 only; {mend}")
+        for number, origin in enumerate(self.origins):
+            if _ORIGIN.fullmatch(origin) is None:
+                yield Fault(f"origins[{number}]", "write it as a browser sends it: https://app.example.org, no path")
+
+
+class ProviderSettings(Struct, frozen=True, kw_only=True):
+    """One provider instance."""
+
+    id: Id
+    kind: Literal["scripted", "mock"]
+    name: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""
+    account: Id | None = None
+    models: tuple[Model, ...] | None = None
+    scripts: Mapping[str, Any] = {}
+
+    def faults(self) -> Iterator[Fault]:
+        """Return what breaks its rules."""
+        if self.kind != "scripted":
+            if self.scripts:
+                yield Fault("scripts", f"remove it: a provider of the kind {self.kind} follows no scripts")
+            return
+        try:
+            followed = self.followed()
+        except InvalidScript as error:
+            yield Fault("scripts", str(error))
+            return
+        for number, model in enumerate(self.models or ()):
+            if model not in followed:
+                yield Fault(f"models[{number}]", "this model has no script; write one under providers.scripts")
+
+    def followed(self) -> Mapping[str, Script]:
+        """The scripts by model name; those that come with the program unless others are given.
+
+        Raises:
+            InvalidScript: one of them cannot be followed.
+        """
+        return scripts(self.scripts) if self.scripts else ready.models()
+
+
+class QueueSettings(Struct, frozen=True, kw_only=True):
+    """Waiting lines for run slots."""
+
+    total: Many
+    per_subject: Many
+
+
+class SchedulingSettings(Struct, frozen=True, kw_only=True):
+    """How many runs may execute at once, over all nodes (scheduling §1)."""
+
+    total: Many = 32
+    per_subject: Many = 4
+    per_account: Many | None = None
+    subjects: Mapping[str, Many] = {}
+    accounts: Mapping[str, Many] = {}
+    queue: QueueSettings | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        """Return what breaks its rules."""
+        for subject in self.subjects:
+            if subject == "__proto__" or not 1 <= _utf16(subject) <= _SUBJECT_CHARS_MAX:
+                yield Fault(
+                    f"subjects.{subject}", f"{INVALID_SCHEDULING}: a subject has 1 to {_SUBJECT_CHARS_MAX} characters"
+                )
+        for account in self.accounts:
+            if re.match(_ACCOUNT, account) is None:
+                yield Fault(f"accounts.{account}", f"{INVALID_SCHEDULING}: an account is {_IDS}")
+
+    def caps(self, subject: str, account: str) -> Caps:
+        """The bounds for a run of *subject* on *account* (empty for none); 0 is no bound of its own."""
+        return Caps(
+            total=self.total,
+            per_subject=self.subjects.get(subject, self.per_subject),
+            per_account=self.accounts.get(account, self.per_account or 0) if account else 0,
+            queue_total=self.queue.total if self.queue else 0,
+            queue_per_subject=self.queue.per_subject if self.queue else 0,
+        )
+
+    @property
+    def needs_account(self) -> bool:
+        """Whether a run without an account is refused (`ADMISSION_IDENTITY_REQUIRED`)."""
+        return self.per_account is not None or bool(self.accounts)
+
+
+class LimitsSettings(Struct, frozen=True, kw_only=True):
+    """Upper bounds on what a request may ask for."""
+
+    max_steps: Annotated[int, Meta(ge=1, le=64)] = 64
+    max_output_tokens: Annotated[int, Meta(ge=1, le=65_536)] = 65_536
+    idle_timeout_ms: Annotated[int, Meta(ge=1, le=_INT32_MAX)] | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=5)] = 5
+
+    def host_limits(self) -> HostLimits:
+        """The bounds as request checks know them."""
+        return HostLimits(
+            max_steps=self.max_steps,
+            max_output_tokens=self.max_output_tokens,
+            idle_timeout_ms=self.idle_timeout_ms,
+            max_attempts=self.max_attempts,
+        )
+
+
+class IdempotencySettings(Struct, frozen=True, kw_only=True):
+    """Keyed runs."""
+
+    enabled: bool = True
+    max_entries: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 100_000
+
+
+class ApprovalsSettings(Struct, frozen=True, kw_only=True):
+    """Calls that wait for a person (approvals §1)."""
+
+    interactive: bool = False
+    allow_idle_pause: bool = True
+    max_pending: Many = 1_000
+
+
+class ApplicationToolsSettings(Struct, frozen=True, kw_only=True):
+    """Calls that the application executes (application-tools §1)."""
+
+    enabled: bool = False
+    require_approval: bool = True
+    max_pending: Many = 1_000
+
+
+class NodeSection(Struct, frozen=True, kw_only=True):
+    """How this node works."""
+
+    lease_ms: Annotated[int, Meta(ge=3_000, le=300_000)] = 10_000
+    routine_ms: Annotated[int, Meta(ge=100, le=10_000)] = 1_000
+    drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
+
+    def faults(self) -> Iterator[Fault]:
+        """Return what breaks its rules."""
+        if self.routine_ms * 3 > self.lease_ms:
+            yield Fault(
+                "routine_ms", "must be at most a third of node.lease_ms, so that a lease survives a lost renewal"
+            )
+
+    def node_settings(self) -> NodeSettings:
+        """The same as the node knows it."""
+        return NodeSettings(lease_ms=self.lease_ms, routine_ms=self.routine_ms, drain_s=self.drain_s)
+
+
+class LogSettings(Struct, frozen=True, kw_only=True):
+    """What is told on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    json: bool = False
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """All settings of a host."""
+
+    state_dir: Path
+    profile: Profile = "local"
+    partitions: Annotated[int, Meta(ge=1, le=4_096)] = 64
+    redis: RedisSettings = RedisSettings()
+    listen: ListenSettings = ListenSettings()
+    tokens: tuple[TokenEntry, ...] = ()
+    providers: tuple[ProviderSettings, ...] = field(
+        default=(ProviderSettings(id="scripted", kind="scripted"), ProviderSettings(id="mock", kind="mock"))
+    )
+    scheduling: SchedulingSettings = SchedulingSettings()
+    limits: LimitsSettings = LimitsSettings()
+    idempotency: IdempotencySettings = IdempotencySettings()
+    tools: Module | None = None
+    approvals: ApprovalsSettings = ApprovalsSettings()
+    application_tools: ApplicationToolsSettings = ApplicationToolsSettings()
+    node: NodeSection = NodeSection()
+    log: LogSettings = LogSettings()
+
+    def faults(self) -> Iterator[Fault]:
+        """Return what breaks a rule that spans sections."""
+        external = bool(self.redis.url) or self.redis.socket is not None
+        if self.profile in {"standard", "strict"} and not external:
+            yield Fault("redis.url", f"is missing: the {self.profile} profile uses a Redis of yours; name it here")
+        if self.profile in {"memory", "local"} and external:
+            place = "redis.url" if self.redis.url else "redis.socket"
+            mend = 'remove it, or set profile = "standard" (or "strict")'
+            yield Fault(place, f"the {self.profile} profile uses no Redis but its own; {mend}")
+        if self.redis.binary is not None and self.profile != "local":
+            yield Fault("redis.binary", "remove it: only the local profile starts a server")
+        yield from _twice("providers", "id", [one.id for one in self.providers])
+        yield from _twice("tokens", "digest", [one.digest for one in self.tokens])
+
+
+def _url_faults(url: str) -> Iterator[Fault]:
+    """What is wrong with the address of a Redis; no part of it is repeated."""
+    try:
+        parts = urlsplit(url)
+        port, password = parts.port, parts.password
+        database = parts.path.strip("/")
+    except ValueError:
+        yield Fault("url", "is no address; write it as redis://host:6379/0")
+        return
+    if parts.scheme not in {"redis", "rediss"} or not parts.hostname or port == 0 or not (database or "0").isdecimal():
+        yield Fault("url", "write it as redis://host:6379/0, or rediss://… for TLS; a Unix socket goes to redis.socket")
+    if password or parts.username:
+        yield Fault("url", "must hold no account; put it into redis.username and redis.password (or password_file)")
+    if parts.query or parts.fragment:
+        yield Fault("url", "must end after the database number; other keys of [redis] say the rest")
+
+
+def _twice(section: str, name: str, values: list[str]) -> Iterator[Fault]:
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            yield Fault(
+                f"{section}[{number}].{name}", f"is that of {section}[{values.index(value)}] too; each needs its own"
+            )
+
+
+def _utf16(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,0 +1,184 @@
+"""Builds the parts from the settings, as one async context manager."""
+
+import logging
+import secrets
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from actors.ports import AuditSink, Model, Policy, ProviderInfo
+from actors.request import Features
+from api.app import create_app
+from api.grants import Tokens
+from api.parts import ALWAYS, Gate, Parts
+from eventstore import startup
+from eventstore.endpoint import Endpoint
+from eventstore.local import private_server
+from eventstore.redis_store import open_redis_store
+from eventstore.socket_link import open_link
+from eventstore.store import Caps, Deployment, Store
+from providers.discovery import Discovery
+from providers.mock import Mock, conformance
+from providers.scripted import Scripted, described
+from runstream.checking import PROMISES, endpoint
+from runstream.host import Host, Options, open_host
+from runstream.reading import Fault
+from runstream.settings import ProviderSettings, Settings, SettingsError
+from runstream.tools import Toolbox, load
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_settings(
+    settings: Settings,
+    models: Mapping[str, Model] | None = None,
+    *,
+    policy: Policy | None = None,
+    audit: AuditSink | None = None,
+) -> AsyncGenerator[Host]:
+    """Open a host as *settings* say; *models* take the place of its providers, *policy* is asked about reviewed calls.
+
+    *audit* must have the record of an approval before anything is asked or decided.
+
+    Raises:
+        SettingsError: they break a rule.
+        ToolError: the tools that they name cannot be used.
+        LocalServerError: the private server cannot be had.
+        StartupRefused: the Redis does not keep what the profile promises, or is not ours.
+        ConnectionLost: nothing answers there.
+    """
+    if faults := (*settings.faults(), *_faults_within(settings)):
+        raise SettingsError(faults)
+    known = models if models is not None else {one.id: _model(one) for one in settings.providers}
+    failed: Exception | None = None
+    async with AsyncExitStack() as stack:
+        tools = Toolbox(await load(settings.tools) if settings.tools else ())
+        store = await stack.enter_async_context(_store(settings))
+        options = replace(_options(settings), policy=policy, audit=audit)
+        host = await stack.enter_async_context(open_host(store, known, options, tools))
+        discovery = await stack.enter_async_context(Discovery(known))
+        host.app = create_app(_parts(settings, host, discovery))
+        try:
+            yield host
+        except Exception as error:  # noqa: BLE001 - raised again below, as it is and not in a group
+            failed = error
+    if failed is not None:
+        raise failed
+
+
+def _faults_within(settings: Settings) -> Iterator[Fault]:
+    """What breaks the sections' own rules; a file is judged when it is read, settings made by a program here."""
+    for name in settings.__struct_fields__:
+        section: Any = getattr(settings, name)
+        many = isinstance(section, tuple)
+        sections = cast("tuple[Any, ...]", section) if many else (section,)
+        for number, one in enumerate(sections):
+            place = f"{name}[{number}]" if many else name
+            for fault in one.faults() if hasattr(one, "faults") else ():
+                yield Fault(f"{place}.{fault.key}" if fault.key else place, fault.why)
+
+
+def _options(settings: Settings) -> Options:
+    keys, approvals, application = settings.idempotency, settings.approvals, settings.application_tools
+    return Options(
+        limits=settings.limits.host_limits(),
+        features=Features(
+            idempotency=keys.enabled,
+            approvals=approvals.interactive,
+            approvals_may_pause=approvals.allow_idle_pause,
+            application_tools=application.enabled,
+        ),
+        node=settings.node.node_settings(),
+        caps=settings.scheduling.caps,
+        needs_account=settings.scheduling.needs_account,
+        keys=Caps(total=keys.max_entries),
+        approvals=Caps(total=approvals.max_pending),
+        tickets=Caps(total=application.max_pending),
+        application_tools_reviewed=application.require_approval,
+    )
+
+
+def _parts(settings: Settings, host: Host, discovery: Discovery) -> Parts:
+    return Parts(
+        runs=host.runs,
+        answers=host.decisions,
+        catalog=host.catalog,
+        tokens=Tokens(settings.tokens),
+        discovery=discovery,
+        gate=_gate(host),
+        allowed_origins=frozenset(settings.listen.origins),
+        features=(*ALWAYS, "idempotency") if settings.idempotency.enabled else ALWAYS,
+        tls=settings.listen.certificate is not None,
+    )
+
+
+def _gate(host: Host) -> Gate:
+    gate = Gate()
+    gate.closing = host.node.closing
+    return gate
+
+
+def _model(provider: ProviderSettings) -> Model:
+    match provider.kind:
+        case "mock":
+            model = Mock(conformance())
+            model.info = _info(model.info, provider)
+            return model
+        case "scripted":
+            scripts = provider.followed()
+            return Scripted(_info(described(scripts, provider.id), provider), scripts)
+
+
+def _info(info: ProviderInfo, provider: ProviderSettings) -> ProviderInfo:
+    models = info.models if provider.models is None else provider.models
+    return replace(info, id=provider.id, name=provider.name or info.name, models=models, account=provider.account)
+
+
+@asynccontextmanager
+async def _store(settings: Settings) -> AsyncGenerator[Store]:
+    level = logging.WARNING if settings.profile == "memory" else logging.INFO
+    log.log(level, "profile %s: %s", settings.profile, PROMISES[settings.profile])
+    if settings.profile == "memory":
+        async with _emulated(settings) as store:
+            yield store
+        return
+    async with _server(settings) as where:
+        guard = startup.Guard()
+        async with open_link(where, name="runstream-check", on_connected=guard) as link:
+            for finding in await startup.check(link, settings.profile, settings.node.lease_ms):
+                log.warning("%s: %s", finding.what, finding.mend)
+            guard.pinned = await startup.deployment(link, _fresh(settings))
+        async with open_redis_store(where, guard.pinned, _node_id(), on_connected=guard) as store:
+            yield store
+
+
+def _emulated(settings: Settings) -> AbstractAsyncContextManager[Store]:
+    # Imported here, because the emulation takes a third of a second and other profiles do without.
+    from fakeredis import FakeServer  # noqa: PLC0415
+
+    from eventstore.fake_store import open_fake_store  # noqa: PLC0415
+
+    return open_fake_store(FakeServer(), _fresh(settings), _node_id())
+
+
+@asynccontextmanager
+async def _server(settings: Settings) -> AsyncGenerator[Endpoint]:
+    if settings.profile != "local":
+        yield await endpoint(settings)
+        return
+    async with private_server(settings.state_dir, settings.redis.binary) as server:
+        yield server.endpoint
+
+
+def _fresh(settings: Settings) -> Deployment:
+    """A deployment as it would be, were it created now."""
+    return Deployment(str(uuid.uuid4()), settings.partitions, secrets.token_bytes(32))
+
+
+def _node_id() -> str:
+    return f"{socket.gethostname()}-{secrets.token_hex(4)}"
