@@ -1,0 +1,1 @@
+"""Tests of the edge, vectors of both protocols among them."""

@@ -1,0 +1,79 @@
+"""The OpenAPI document: up to date, sound, and true of the host."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from api import openapi
+from tests.api.fake_runs import texts
+from tests.api.hosted import TOKENS, hosted
+
+ROOT = Path(__file__).parent.parent.parent
+CHECKS: list[Any] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.mark.repo
+def test_the_document_in_docs_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
+    assert written == openapi.rendered(), "run: python -m api.openapi > docs/openapi.json"
+
+
+def test_every_schema_of_the_document_is_one() -> None:
+    for schema in openapi.document()["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_the_document_has_no_null_for_what_may_be_absent() -> None:
+    assert "null" not in openapi.rendered()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A host in a thread of its own, because the generated tests wait without an event loop."""
+    found: list[str] = []
+    ready, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with hosted(texts("x")) as host:
+            found.append(host.listening.url)
+            ready.set()
+            await anyio.to_thread.run_sync(done.wait)
+
+    thread = threading.Thread(target=anyio.run, args=(serve,))
+    thread.start()
+    assert ready.wait(10)
+    yield found[0]
+    done.set()
+    thread.join(10)
+
+
+@schemathesis.openapi.from_dict(openapi.document()).parametrize()
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
+    phases=[Phase.explicit, Phase.generate],
+)
+def test_the_host_answers_as_the_document_says(case: Any, address: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKENS['reader']}"}
+    case.call_and_validate(base_url=address, headers=headers, checks=CHECKS)

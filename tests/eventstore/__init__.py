@@ -1,0 +1,1 @@
+"""Tests of the stores; one contract suite runs on all of them."""

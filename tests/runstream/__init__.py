@@ -1,0 +1,1 @@
+"""Tests of the program: settings, wiring, command line."""

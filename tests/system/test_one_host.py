@@ -1,0 +1,93 @@
+"""A host with its own Redis that is killed, started again on the same data, and told to end."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from tests.host_rules import host_rules
+from tests.system.processes import (
+    DEADLINE_S,
+    LEASE_MS,
+    POLL_S,
+    Reading,
+    alive,
+    asking,
+    frames,
+    served,
+    settings_text,
+    streamed,
+    streaming,
+    told,
+    types,
+    until,
+)
+
+pytestmark = pytest.mark.anyio
+
+KEYED = asking("endless", idempotencyKey="k-killed")
+
+
+async def test_a_killed_host_finds_its_run_again_and_closes_it_and_a_stopped_one_ends_its_streams(folder: Path) -> None:
+    settings = folder / "host.toml"
+    settings.write_text(settings_text("local", None, folder / "state"))
+    with served(settings) as host:
+        async with streaming(host, KEYED) as stream:
+            reading = Reading(stream)
+            shown = await reading.until(6)
+            server = msgspec.json.decode((folder / "state" / "server.json").read_bytes())["pid"]
+            host.signal(signal.SIGKILL)
+            await host.exited()
+        await until(lambda: not alive(server))
+    run_id = str(shown[0]["runId"])
+    with served(settings) as host:
+        await _closed(settings, run_id, shown)
+        replay: list[Any] = await streamed(host, KEYED)
+        assert (types(replay)[-1], replay[-1]["error"]["code"]) == ("run.failed", "OPERATION_UNCERTAIN")
+        await _stopped(host)
+
+
+async def _closed(settings: Path, run_id: str, shown: list[Any]) -> None:
+    """What was shown before the kill is still there, and the end came within the lease and 12 s."""
+    deadline_s = time.monotonic() + LEASE_MS / 1_000 + 12
+    events = await told(settings, "events", run_id)
+    while types(events)[-1] != "run.failed":
+        assert time.monotonic() < deadline_s, types(events)[-3:]
+        await anyio.sleep(POLL_S)
+        events = await told(settings, "events", run_id)
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    assert events[: len(shown)] == shown
+    assert (events[-1]["error"]["code"], events[-1]["error"]["outcome"]) == ("OPERATION_UNCERTAIN", "uncertain")
+    log = await told(settings, "log", run_id)
+    assert log[-1]["event"]["type"] == "run.failed"
+
+
+async def _stopped(host: Any) -> None:
+    """A host that is told to end lets its streams end by themselves, and is gone soon after."""
+    document = asking("endless")
+    raws: list[bytes] = []
+    begun: list[int] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            async with streaming(host, document) as stream:
+                reading = Reading(stream)
+                await reading.until(3)
+                begun.append(1)
+                raws.append(await reading.rest())
+
+        for _ in range(5):
+            tasks.start_soon(watch)
+        await until(lambda: len(begun) == 5)
+        host.signal(signal.SIGTERM)
+        await until(lambda: len(raws) == 5, DEADLINE_S)
+    assert await host.exited() < 2
+    assert host.process.returncode == 0
+    for raw in raws:
+        host_rules(raw, document)
+        last: Any = frames(raw)[-1]
+        assert (last["type"], last["error"]["code"]) == ("run.cancelled", "CANCELLED")
