@@ -1,0 +1,1 @@
+"""What is measured, each against the raw limit in one run: `python -m bench`."""
