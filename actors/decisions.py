@@ -11,7 +11,7 @@ import anyio
 from msgspec import Raw
 
 from actors import calls, codec, run, values
-from actors.companions import APPROVALS_POOL, TICKETS_POOL
+from actors.companions import APPROVALS_POOL, TICKETS_POOL, pool_of
 from actors.decider import Refusal
 from actors.errors import Problem, Refused
 from actors.events import ApprovalRequested, ReviewSettled, ReviewSettling, TicketOpened, ToolFact
@@ -146,13 +146,22 @@ class Decisions:
 
     async def _asked(self, approval_id: str) -> ApprovalRequested | None:
         """Read what an approval is about; None for an id that is none."""
-        if not values.is_actor_id(approval_id):
-            return None
-        entries = (await self._node.around.store.look(approval_id)).entries
-        if not entries or not entries[0].data.startswith(b'{"type":"approval.'):
-            return None
-        event = codec.decode_approval(entries[0].data)
+        first = await self._first(approval_id, APPROVALS_POOL)
+        event = None if first is None else codec.decode_approval(first)
         return event if isinstance(event, ApprovalRequested) else None
+
+    async def _ticket(self, execution_id: str) -> TicketOpened | None:
+        """Read what a ticket is for; None for an id that is none."""
+        first = await self._first(execution_id, TICKETS_POOL)
+        event = None if first is None else codec.decode_ticket(first)
+        return event if isinstance(event, TicketOpened) else None
+
+    async def _first(self, actor: str, pool: str) -> bytes | None:
+        """Read the first event of a companion that *pool* counts; None for an id of anything else."""
+        if not values.is_actor_id(actor):
+            return None
+        log = [entry.data for entry in (await self._node.around.store.look(actor)).entries]
+        return log[0] if pool_of(log) == pool else None
 
     async def _pending(self, asked: ApprovalRequested, approval_id: str) -> bool:
         """Whether a decision may still come; one that is too late by Redis time writes the expiry."""
@@ -186,15 +195,6 @@ class Decisions:
         if (run_id, call_id) != (ticket.run_id, ticket.call_id):
             raise Refused("TOOL_EXECUTION_MISMATCH", "The post names another run or call.")
         return ticket, run.fact_of(state, open_call)
-
-    async def _ticket(self, execution_id: str) -> TicketOpened | None:
-        if not values.is_actor_id(execution_id):
-            return None
-        entries = (await self._node.around.store.look(execution_id)).entries
-        if not entries or not entries[0].data.startswith(b'{"type":"ticket.'):
-            return None
-        event = codec.decode_ticket(entries[0].data)
-        return event if isinstance(event, TicketOpened) else None
 
     async def _gave_back(self, pool: str, holder: str, caps: Caps) -> None:
         """Give back the permit of what is settled, so that whoever hears of it finds room; the due set reminds the nodes."""

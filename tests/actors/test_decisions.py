@@ -62,6 +62,10 @@ class World(NamedTuple):
     run_id: str
 
 
+CALM = replace(FAST, lease_ms=2_000)
+"""A lease that no stall of a busy machine outlasts: these tests are not about lost nodes."""
+
+
 @asynccontextmanager
 async def waiting(
     *tools: Any, origin: Any = "job", clock: Clock | None = None, calls: Any = (), **members: Any
@@ -73,8 +77,8 @@ async def waiting(
     used = () if tools[0].application else (tool,)
     model = using(*(calls or (call(tools[0].name),)))
     async with (
-        tooled(model, MemoryStore(memory, "n1"), *used) as one,
-        tooled(model, MemoryStore(memory, "n2"), *used) as two,
+        tooled(model, MemoryStore(memory, "n1"), *used, node=CALM) as one,
+        tooled(model, MemoryStore(memory, "n2"), *used, node=CALM) as two,
     ):
         run_id = await begun(one, *tools, origin=origin, **members)
         kind = "approval" if tools[0].requires_approval else "ticket"
