@@ -399,7 +399,7 @@ def refused(
 
 def at_the_end(call: OpenCall | None, problem: Problem) -> Problem:
     """*problem* as a run tells it that ends with *call* open (application-tools §6)."""
-    if call is None or not call.uncertain:
+    if call is None or not call.uncertain or problem.code == "JOB_INTERRUPTED":
         return problem
     if problem.code in _UNCERTAIN_KEPT:
         return Problem(problem.code, problem.message, outcome="uncertain")

@@ -1,4 +1,4 @@
-"""What a run's event writes beside it: the logs of its approvals and tickets, and the audit, in the same append.
+"""What a run's event writes beside it, in the same append: the logs of its approvals, tickets and session, and the audit.
 
 Nothing here waits, reads a clock or rolls a die.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from actors import calls, codec, run
+from actors import calls, codec, run, session
 from actors.decider import Companion
 from actors.events import (
     ApprovalDecided,
@@ -18,18 +18,29 @@ from actors.events import (
     ReviewAsked,
     ReviewSettled,
     RunAccepted,
+    RunCancelled,
+    RunCompleted,
     RunEvent,
     RunFailed,
+    SessionTurn,
     TicketClosed,
     TicketOffered,
     TicketOpened,
     ToolCall,
     timestamp,
 )
+from eventstore.store import Reason
 
 APPROVALS_POOL = "approvals"
 TICKETS_POOL = "tickets"
-_POOLS = {b'{"type":"approval.': APPROVALS_POOL, b'{"type":"ticket.': TICKETS_POOL}
+SESSIONS_POOL = "sessions"
+KEPT_MS = 7 * 24 * 3_600 * 1_000
+"""How long the log of an approval or a ticket is kept after its end."""
+_POOLS = {
+    b'{"type":"approval.': APPROVALS_POOL,
+    b'{"type":"ticket.': TICKETS_POOL,
+    b'{"type":"session.': SESSIONS_POOL,
+}
 
 
 def pool_of(log: Sequence[bytes]) -> str | None:
@@ -39,9 +50,18 @@ def pool_of(log: Sequence[bytes]) -> str | None:
 
 def companions(run_id: str, before: run.State, event: RunEvent, after: run.State) -> Iterator[Companion]:
     """The writes that belong to *event* of the run *run_id*, which was *before* and is *after*."""
-    if not isinstance(before, run.Live) or before.open is None:
-        return
-    accepted, open_call = before.accepted, before.open
+    if isinstance(before, run.Live) and before.open is not None:
+        yield from _of_call(run_id, before, before.open, event, after)
+    if isinstance(event, RunAccepted) and event.session is not None:
+        yield session.reserved(event.session, run_id, event.at_ms)
+    elif isinstance(before, run.Live) and before.accepted.session is not None:
+        yield from _of_turn(run_id, before, before.accepted.session, event)
+
+
+def _of_call(
+    run_id: str, before: run.Live, open_call: calls.OpenCall, event: RunEvent, after: run.State
+) -> Iterator[Companion]:
+    accepted = before.accepted
     match event:
         case ReviewAsked():
             requested = ApprovalRequested(
@@ -60,14 +80,27 @@ def companions(run_id: str, before: run.State, event: RunEvent, after: run.State
         case ReviewSettled():
             yield _settled(run_id, before, event, ApprovalExpired(event.at_ms))
         case RunFailed(problem=calls.UNAUDITED) if open_call.stage == "settling":
-            yield Companion(open_call.approval_id, 1, codec.encode(ApprovalUnaudited(event.at_ms)), ended=True)
+            yield _over(open_call.approval_id, ApprovalUnaudited(event.at_ms))
         case TicketOffered(execution_id=execution_id):
             opened = TicketOpened(
                 event.at_ms, run_id, accepted.subject, accepted.provider, open_call.call.id, open_call.call.name
             )
             yield Companion(execution_id, 0, codec.encode(opened))
         case _ if open_call.stage == "offered" and not _holds(after, open_call.execution_id):
-            yield Companion(open_call.execution_id, 1, codec.encode(TicketClosed(event.at_ms)), ended=True)
+            yield _over(open_call.execution_id, TicketClosed(event.at_ms))
+        case _:
+            pass
+
+
+def _of_turn(run_id: str, before: run.Live, turn: SessionTurn, event: RunEvent) -> Iterator[Companion]:
+    """What the end of a turn's run writes to its session (sessions §5)."""
+    match event:
+        case RunCompleted(at_ms=at_ms):
+            yield session.committed(turn, run_id, before.request.input, tuple(before.turns), at_ms)
+        case RunCancelled(at_ms=at_ms, cause="deleted"):
+            yield session.deleted(turn, at_ms)
+        case RunFailed(at_ms=at_ms) | RunCancelled(at_ms=at_ms):
+            yield session.released(turn, run_id, at_ms, interrupted=before.step > 0)
         case _:
             pass
 
@@ -76,7 +109,13 @@ def _settled(
     run_id: str, before: run.Live, event: ReviewSettled, written: ApprovalDecided | ApprovalExpired
 ) -> Companion:
     audit = msgspec.json.encode(resolved_record(run_id, before, event))
-    return Companion(event.approval_id, 1, codec.encode(written), ended=True, audit=audit)
+    return _over(event.approval_id, written)._replace(audit=audit)
+
+
+def _over(actor: str, written: ApprovalDecided | ApprovalExpired | ApprovalUnaudited | TicketClosed) -> Companion:
+    """The last event of an approval or a ticket, which leaves its permit and, one day, its payload to be taken care of."""
+    due: tuple[tuple[Reason, int | None], ...] = (("permit", written.at_ms), ("retention", written.at_ms + KEPT_MS))
+    return Companion(actor, 1, codec.encode(written), ended=True, due=due)
 
 
 def _holds(state: run.State, execution_id: str) -> bool:

@@ -38,19 +38,27 @@ class Standing(Struct, frozen=True):
     ended: bool = False
     parked: bool = False
     """Only a person or an application can carry it on, and no client is attached: it needs no owner meanwhile."""
+    released: bool = False
+    """Its owner let go of it, for whoever takes it up."""
+    erased: bool = False
+    """Its payload goes in the step that ends it, and with it the event that says so."""
     due: Mapping[Reason, int] = {}
     listed: Mapping[str, int] = {}
     """List name to score, for example `runs:<subject>` to the time it was accepted."""
 
 
 class Companion(NamedTuple):
-    """One event of another actor of the same partition, written in the same append; that actor is written by nothing else."""
+    """One event of another actor of the same partition, written in the same append."""
 
     actor: str
     log: int
     """The exact version its log must have."""
     event: bytes
     ended: bool = False
+    erased: bool = False
+    """Its payload goes in the same step, and with it *event*."""
+    due: tuple[tuple[Reason, int | None], ...] = ()
+    """What must happen to it when; None clears."""
     audit: bytes = b""
     """A record for the audit stream; empty for none."""
 
@@ -71,6 +79,10 @@ class Kind(Struct, Generic[S, C, E], frozen=True):
     """Of actor id, state before, event and state after: what else is written with the event."""
     is_slow: Callable[[S, C], bool]
     """Whether deciding may take long enough to be done in a thread, as a pure function may be."""
+    feed_max: Callable[[S], int]
+    """How many bytes the feed may have; 0 is no bound of its own."""
+    epitaph: Callable[[S, int], bytes]
+    """The event that stays for ever of a state whose payload is erased at a time; empty for none."""
     freeze: Callable[[S], bytes]
     """A state as JSON, for a snapshot."""
     thaw: Callable[[bytes], S]

@@ -10,11 +10,15 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from actors.budgets import Budget
 from actors.errors import Problem
 
 Origin: TypeAlias = Literal["foreground", "job", "host"]
-EndCause: TypeAlias = Literal["asked", "client", "node", "idle", "buffer", "shutdown", "overflow", "history", "rule"]
+EndCause: TypeAlias = Literal[
+    "asked", "client", "node", "idle", "buffer", "shutdown", "overflow", "history", "deleted", "rule"
+]
 """Why a run ended without a result: `client` and `node` are losses, so a keyed run replays as uncertain."""
+SessionMode: TypeAlias = Literal["history", "native"]
 
 
 class Usage(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -52,6 +56,29 @@ class ToolFact(Struct, frozen=True, gc=False, omit_defaults=True):
     output_schema: Raw | UnsetType = UNSET
 
 
+class SessionTurn(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The turn of a session that a run is: what it found there, and by what bounds it may be committed."""
+
+    id: str
+    version: int
+    """Of the session's log once the turn is reserved; nothing but the turn's end or the session's is written after it."""
+    revision: int
+    """Before the turn."""
+    mode: SessionMode
+    created_ms: int
+    updated_ms: int
+    retention_ms: int
+    visible: int = 0
+    """Messages of the visible history before the turn."""
+    messages: int = 0
+    """Messages as a model is told them, before the turn."""
+    record_bytes: int = 0
+    """Size of the record before the turn (sessions §4)."""
+    record_bytes_max: int = 0
+    used: tuple[str, ...] = ()
+    """Call ids of earlier turns, which no call may have again."""
+
+
 class RunAccepted(Struct, frozen=True, gc=False, tag="run.accepted", omit_defaults=True):
     """A caller's request was taken on; the wire sees it as `run.started`."""
 
@@ -74,6 +101,16 @@ class RunAccepted(Struct, frozen=True, gc=False, tag="run.accepted", omit_defaul
     idle_timeout_ms: int = 0
     """0: no idle limit."""
     tools: tuple[ToolFact, ...] = ()
+    session: SessionTurn | None = None
+    principal: str = ""
+    """Of a job: who must still be allowed to run it when it is taken up."""
+    retention_ms: int = 0
+    """How long the run is kept after its end, if not for ever; 0: as long as the protocol's host does by default."""
+    record_bytes_max: int = 0
+    """Of a job: bound on its request and its feed together; 0 is none."""
+    budgets: tuple[Budget, ...] = ()
+    accounted: bool = False
+    """Whether its end leaves a usage record to be delivered."""
 
 
 class RunStarted(Struct, frozen=True, gc=False, tag="run.started"):
@@ -87,6 +124,37 @@ class RunClaimed(Struct, frozen=True, gc=False, tag="run.claimed"):
 
     at_ms: int
     node: str
+
+
+class RunHandedOver(Struct, frozen=True, gc=False, tag="run.handed_over"):
+    """Its node shuts down and let go of it between two effects; any node may carry it on."""
+
+    at_ms: int
+    node: str
+
+
+class RunErased(Struct, frozen=True, gc=False, tag="run.erased", omit_defaults=True):
+    """What stays of a run whose payload was erased; it stands in no log, but in its place."""
+
+    at_ms: int
+    subject: str
+    origin: Origin = "foreground"
+    fingerprint: str = ""
+
+
+class KeyReserved(Struct, frozen=True, gc=False, tag="key.reserved"):
+    """A key of a session's turn was claimed; the run it stands for lives with its session."""
+
+    at_ms: int
+    subject: str
+    fingerprint: str
+    run_id: str
+
+
+class KeyBurned(Struct, frozen=True, gc=False, tag="key.burned"):
+    """What the key was claimed for was refused; nobody may try it again under this key (sessions §7)."""
+
+    at_ms: int
 
 
 class StepStarted(Struct, frozen=True, gc=False, tag="step.started"):
@@ -215,6 +283,10 @@ RunEvent: TypeAlias = (
     RunAccepted
     | RunStarted
     | RunClaimed
+    | RunHandedOver
+    | RunErased
+    | KeyReserved
+    | KeyBurned
     | StepStarted
     | TurnCompleted
     | ToolCalled
@@ -285,6 +357,75 @@ class TicketClosed(Struct, frozen=True, gc=False, tag="ticket.closed"):
 
 
 TicketEvent: TypeAlias = TicketOpened | TicketClosed
+
+
+class Visible(Struct, frozen=True, gc=False):
+    """One message of a session as its owner sees it."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class Stored(Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """One message of a session as a model is told it again; never public."""
+
+    role: Literal["user", "assistant", "tool"]
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    native: Raw | UnsetType = UNSET
+    call_id: str = ""
+    name: str = ""
+
+
+class SessionCreated(Struct, frozen=True, gc=False, tag="session.created", omit_defaults=True):
+    """A conversation was begun."""
+
+    at_ms: int
+    subject: str
+    provider: str
+    model: str
+    account: str
+    """The account its provider was bound to; another one may not go on with it."""
+    mode: SessionMode
+    retention_ms: int
+    history: tuple[Visible, ...] = ()
+    instructions: str | None = None
+
+
+class TurnReserved(Struct, frozen=True, gc=False, tag="turn.reserved"):
+    """A run is the session's next turn, alone; written with its acceptance."""
+
+    at_ms: int
+    run_id: str
+
+
+class TurnCommitted(Struct, frozen=True, gc=False, tag="turn.committed", omit_defaults=True):
+    """The turn's run completed; written with its end."""
+
+    at_ms: int
+    run_id: str
+    said: tuple[Visible, Visible]
+    """The input and the answer."""
+    stored: tuple[Stored, ...] = ()
+    """In native mode, every message of the turn."""
+
+
+class TurnReleased(Struct, frozen=True, gc=False, tag="turn.released", omit_defaults=True):
+    """The turn's run ended without a result; *interrupted* if a model had been asked. Written with its end."""
+
+    at_ms: int
+    run_id: str
+    interrupted: bool = False
+
+
+class SessionDeleted(Struct, frozen=True, gc=False, tag="session.deleted"):
+    """Its owner deleted it, its running turn with it; or nobody went on with it for too long (*expired*)."""
+
+    at_ms: int
+    expired: bool = False
+
+
+SessionEvent: TypeAlias = SessionCreated | TurnReserved | TurnCommitted | TurnReleased | SessionDeleted
 
 
 def timestamp(at_ms: int) -> str:

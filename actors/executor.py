@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import anyio
 from msgspec import Struct
 
-from actors import calls, ids, model_call, run, tool_call, values
+from actors import calls, dispatch, ids, model_call, prompt, run, session, tool_call, values
 from actors.activity import IDLE, FeedItems
 from actors.audit import Sink
 from actors.companions import APPROVALS_POOL, TICKETS_POOL, requested_record
 from actors.errors import Problem
-from actors.events import ToolCall
+from actors.events import RunAccepted, ToolCall
 from actors.jsontext import strict_json
 from actors.model_call import Answered
 from actors.plan import Hold
-from actors.ports import Model, Policy, PolicyContext, Tool
-from actors.shell import RETRY_MS_MAX, Shell, Told, TooLate
+from actors.ports import Model, ModelRequest, Policy, PolicyContext, Tool
+from actors.shell import RETRY_MS_MAX, Overfull, Shell, Told, TooLate
 from eventstore.store import Caps, Claim, Store, Unavailable
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,9 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     tickets: Caps = Caps(total=1_000)
     """Bound on open executions, counted over all nodes."""
     permit_begin_ms: int = 10_000
+    sessions: Shell[session.State, session.Command, Any]
+    resources: Callable[[str, run.Live], Awaitable[Problem | None]] | None = None
+    """The host's own say before every step, whether the run may consume more (scheduling §6)."""
     audit: Sink | None = None
     """The host's own place for records of approvals, which must have them before anything is asked or decided."""
 
@@ -74,11 +77,19 @@ class Executor:
         *,
         granted: anyio.Event,
         may_start: Callable[[], Awaitable[None]],
+        leaving: Callable[[], bool] = lambda: False,
+        grown: Callable[[str, RunAccepted, int], Awaitable[bool]] | None = None,
     ) -> None:
         self._around = around
         self._hold = hold
         self._granted = granted
         self._may_start = may_start
+        self._leaving = leaving
+        """Whether the node shuts down, and lets go of what another can carry on."""
+        self._grown = grown
+        """Takes the room that a job's growing record needs; False if there is none."""
+        self._room_bytes: int | None = None
+        """What the ledger keeps for the job's record, as far as this executor knows."""
         self._told = 0
         self._progress_s = anyio.current_time()
         self._news = anyio.Event()
@@ -95,9 +106,14 @@ class Executor:
         Raises:
             Fenced: another node owns the run, or it has ended.
         """
-        while (effect := run.next_effect(state)) is not None and not run.standing(state).parked:
+        while (effect := run.next_effect(state)) is not None and not _needs_nobody(state):
+            if self._leaving() and run.may_hand_over(state):
+                state = await self._tell(run.HandOver(self._around.store.node))
+                continue
             command = await self._performed(effect, state)
             state = await (self._caught_up() if command is None else self._tell(command))
+            if not await self._has_room(state):
+                state = await self._tell(run.overflow("OPERATION_RECORD_LIMIT"))
 
     async def give_back(self) -> None:
         """Give back the permit of an approval or a ticket that is over; the due set does the same, a second later."""
@@ -115,8 +131,9 @@ class Executor:
                 self._progress_s = anyio.current_time()
                 return run.Start()
             case run.BeginStep(step):
+                refused = await self._judged(state)
                 await self._may_start()
-                return run.EnterStep(step)
+                return run.EnterStep(step) if refused is None else run.Fail(refused)
             case run.CallModel():
                 await self._may_start()
                 return await self._called(effect, state)
@@ -136,12 +153,56 @@ class Executor:
         model = self._around.models.get(effect.provider)
         if model is None:
             return run.Fail(_UNKNOWN)
+        asked = await self._in_session(effect.request, state)
         call = model_call.Call(**self._activity(state))
-        outcome = await call.made(model, effect.request, state.accepted.subject)
+        try:
+            outcome = await call.made(model, asked, state.accepted.subject)
+        except Overfull:
+            return run.overflow("OPERATION_RECORD_LIMIT")
         self._progress_s = anyio.current_time()
         if isinstance(outcome, Answered):
             return run.Answer(effect.step, outcome.turn, outcome.streamed, self._around.fresh_id())
+        if outcome == run.Fail(model_call.UNFIT) and state.accepted.session is not None:
+            return run.Fail(session.UNFIT)
         return outcome
+
+    async def _in_session(self, asked: ModelRequest, state: run.Live) -> ModelRequest:
+        """Put what was said in the run's session before what its model is *asked*."""
+        turn = state.accepted.session
+        while turn is not None:
+            try:
+                opened, _ = await self._around.sessions.state(turn.id)
+            except Unavailable as pause:
+                await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
+                continue
+            # Of a session that is gone there is nothing to say, and its run has ended with it.
+            return prompt.in_session(asked, state.request, opened) if isinstance(opened, session.Open) else asked
+        return asked
+
+    async def _judged(self, state: run.Live) -> Problem | None:
+        """Ask the resource authority, if there is one; the idle limit stands still meanwhile."""
+        if self._around.resources is None:
+            return None
+        asked_s = anyio.current_time()
+        refused = await self._around.resources(self._hold.actor, state)
+        self._progress_s += anyio.current_time() - asked_s
+        return refused
+
+    async def _has_room(self, state: run.State) -> bool:
+        """Take the room that a job's record needs by now; False if there is none."""
+        if self._grown is None or not isinstance(state, run.Live):
+            return True
+        kept = dispatch.room_bytes(state.accepted) if self._room_bytes is None else self._room_bytes
+        needed = dispatch.room_bytes(state.accepted, self._hold.feed_bytes)
+        while needed > kept:
+            try:
+                has_room = await self._grown(self._hold.actor, state.accepted, needed)
+            except Unavailable as pause:
+                await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
+                continue
+            self._room_bytes = needed
+            return has_room
+        return True
 
     async def _reviewed(self, call: ToolCall, state: run.Live, *, interactive: bool) -> run.Command:
         """Ask the host's policy, then have a person asked, as far as there are such (approvals §5)."""
@@ -281,6 +342,11 @@ class Executor:
             else:
                 state: run.State = told.state
                 return state
+
+
+def _needs_nobody(state: run.State) -> bool:
+    standing = run.standing(state)
+    return standing.parked or standing.released
 
 
 async def _allowed(policy: Policy, call: ToolCall, context: PolicyContext) -> bool:

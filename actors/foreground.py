@@ -4,21 +4,27 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
-from actors import errors, run
+from actors import errors, run, values
+from actors.bounds import Bounds, accept
 from actors.decider import Refusal
+from actors.dispatch import POOL
 from actors.errors import Problem, Refused
-from actors.events import ToolFact
+from actors.events import SessionTurn
 from actors.fingerprint import fingerprint
-from actors.ids import run_of_key
-from actors.node import POOL, Node, mono_ms
+from actors.ids import run_of_key, sibling
+from actors.node import Node, mono_ms
 from actors.plan import Claiming, Hold
 from actors.request import RunRequest
-from actors.shell import Told, TooLate
+from actors.sessions import Holder, Sessions
+from actors.shell import TRIES, Moved, Told, TooLate
 from eventstore.store import Caps, Claim, Heads, HistoryLost, Item, Permit, Unavailable
 
 KEYS_POOL = "keys"
 BEGIN_TRIES = 3
 """How many permits may lapse, each before its run was stored, until the caller is told to try later."""
+SUBJECT_CHARS_MAX = 128
+ALL_OPERATIONS = frozenset({"create", "read", "continue", "delete"})
+BURNED = Problem("OPERATION_UNCERTAIN", "What the key was used for was refused.", outcome="uncertain")
 CLIENT_GONE = Problem("CANCELLED", "The client left.")
 
 
@@ -39,13 +45,20 @@ class Runs(Protocol):
     """What the edge needs of the host to serve `POST /v1/runs`."""
 
     def attend(
-        self, request: RunRequest, *, subject: str, streamed: bool, waived: frozenset[str] = frozenset()
+        self,
+        request: RunRequest,
+        *,
+        subject: str,
+        streamed: bool,
+        waived: frozenset[str] = frozenset(),
+        holder: Holder | None = None,
     ) -> AbstractAsyncContextManager[Attended]:
         """Admit, claim and start *request* (or find its replay), and stay attached.
 
         Once entered the first item (`run.started`) is stored.
         Leaving before the terminal item was yielded cancels the run: its client is gone.
         *waived* are the application tools that the caller's token lets pass without review.
+        *holder* says what the caller may do with sessions; None: everything with its own.
 
         Raises:
             Refused: steps 16 to 20 of runs §4, after grants: BUSY, QUEUE_FULL, TOOL_STREAM_REQUIRED,
@@ -53,17 +66,6 @@ class Runs(Protocol):
             Unavailable: the store did not answer.
         """
         ...
-
-
-class Bounds(NamedTuple):
-    """What a request may use on this host, after the host's own limits."""
-
-    max_steps: int
-    max_output_tokens: int
-    max_attempts: int
-    idle_timeout_ms: int
-    account: str
-    tools: tuple[ToolFact, ...] = ()
 
 
 class Feeds(NamedTuple):
@@ -109,26 +111,35 @@ class Foreground:
         self,
         node: Node,
         feeds: Feeds,
-        bounds: Callable[[RunRequest, frozenset[str]], Bounds],
+        bounds: Callable[[RunRequest, str, frozenset[str]], Bounds],
         keys: Caps,
+        sessions: Sessions | None = None,
     ) -> None:
         self._node = node
         self._feeds = feeds
         self._bounds = bounds
+        self._sessions = sessions
         self._keys = keys
         """Bound on keys with an outcome, kept for ever; another key is refused with OPERATION_STORE_FULL."""
 
     @asynccontextmanager
     async def attend(
-        self, request: RunRequest, *, subject: str, streamed: bool, waived: frozenset[str] = frozenset()
+        self,
+        request: RunRequest,
+        *,
+        subject: str,
+        streamed: bool,
+        waived: frozenset[str] = frozenset(),
+        holder: Holder | None = None,
     ) -> AsyncGenerator[Attended]:
         """Serve `Runs.attend`."""
         if self._node.closing.is_set():
             raise Refused("HOST_SHUTTING_DOWN", "The host is shutting down.", retryable=True)
+        if not 1 <= len(subject) <= SUBJECT_CHARS_MAX:
+            raise Refused("INVALID_SCHEDULING_IDENTITY", f"A subject has 1 to {SUBJECT_CHARS_MAX} characters.")
+        asked = _Asked(request, holder or Holder(subject, lambda _: True, ALL_OPERATIONS), waived, streamed)
         # What is begun belongs to the node: a caller that leaves meanwhile leaves a run that is cancelled, not a lost one.
-        attended = await self._node.carried_out(
-            lambda: self._begun(request, subject, waived, streamed=streamed), self._left
-        )
+        attended = await self._node.carried_out(lambda: self._begun(asked), self._left)
         try:
             yield attended
         finally:
@@ -138,7 +149,7 @@ class Foreground:
         if isinstance(attended, _Followed) and attended.run_id in self._node.executing:
             self._node.end_soon(attended.run_id, run.Cancel(CLIENT_GONE, "client"))
 
-    async def _begun(self, request: RunRequest, subject: str, waived: frozenset[str], *, streamed: bool) -> Attended:
+    async def _begun(self, asked: "_Asked") -> Attended:
         """Take a permit and begin, again if the permit lapsed before the run was stored.
 
         Raises:
@@ -146,38 +157,43 @@ class Foreground:
         """
         for _ in range(BEGIN_TRIES):
             try:
-                return await self._tried(request, subject, waived, streamed=streamed)
+                return await self._tried(asked)
             except TooLate:
                 continue
         raise Unavailable("no run could be stored within the time that its slot is kept")
 
-    async def _tried(self, request: RunRequest, subject: str, waived: frozenset[str], *, streamed: bool) -> Attended:
+    async def _tried(self, asked: "_Asked") -> Attended:
         """Take a permit and begin; the permit comes back unless a run was begun with it."""
-        store = self._node.around.store
-        bounds = self._bounds(request, waived)
+        store, subject = self._node.around.store, asked.holder.subject
+        bounds = self._bounds(asked.request, subject, asked.waived)
         claim = Claim(POOL, self._node.around.fresh_id(), store.node, subject, bounds.account)
         caps = self._node.caps(subject, bounds.account)
         attended: Attended | None = None
         try:
             permit = await store.take(claim, caps, self._node.settings.permit_begin_ms)
             _check_permit(permit)
-            _check_streamed(request, streamed=streamed)
-            begun = _Begun(request, bounds, claim, permit)
-            attended = await (self._claimed(begun) if request.idempotency_key else self._unkeyed(begun))
+            _check_streamed(asked.request, streamed=asked.streamed)
+            begun = _Begun(asked.request, asked.holder, bounds, claim, permit)
+            attended = await (self._claimed(begun) if asked.request.idempotency_key else self._unkeyed(begun))
             return attended
         finally:
             if not isinstance(attended, _Followed):
                 await store.give(POOL, claim.holder, caps)
 
     async def _unkeyed(self, begun: "_Begun") -> Attended:
-        told = await self._accept(self._node.around.fresh_id(), begun, "", fresh=True)
+        run_id = self._node.around.fresh_id()
+        _check_bound(begun.bounds)
+        if begun.request.session is None:
+            told = await self._accept(run_id, begun, "", fresh=True)
+        else:
+            told = await self._turn(_run_in(begun.request.session.id, run_id), begun, "")
         assert isinstance(told, _Followed)  # noqa: S101 - a random id is new
         return told
 
     async def _claimed(self, begun: "_Begun") -> Attended:
         """Serve a key; what the store cannot tell of it is uncertain (idempotency §7)."""
         try:
-            return await self._keyed(begun)
+            return await (self._keyed(begun) if begun.request.session is None else self._keyed_turn(begun))
         except (Unavailable, HistoryLost) as error:
             raise Refused("OPERATION_STORE_ERROR", "The operation's record cannot be read.", uncertain=True) from error
 
@@ -188,9 +204,63 @@ class Foreground:
         print_of = fingerprint(begun.request)
         state, _ = await around.shell.state(run_id)
         if isinstance(state, run.New):
+            _check_bound(begun.bounds)
             await self._take_key(run_id, begun.claim)
         met = await self._accept(run_id, begun, print_of, fresh=isinstance(state, run.New))
-        return met if isinstance(met, _Followed) else await self._replayed(run_id, met)
+        return met if isinstance(met, _Followed) else await self._replayed(run_id, met.state, met.heads)
+
+    async def _keyed_turn(self, begun: "_Begun") -> Attended:
+        """Claim the key of a session's turn, whose run lives with the session; or answer from what it stands for."""
+        around, session_id = self._node.around, begun.request.session.id if begun.request.session else ""
+        key_id = run_of_key(around.store.deployment.id_key, begun.claim.subject, begun.request.idempotency_key or "")
+        state, _ = await around.shell.state(key_id)
+        if isinstance(state, run.New):
+            _check_bound(begun.bounds)
+            await self._take_key(key_id, begun.claim)
+        reserve = run.ReserveKey(
+            begun.claim.subject, fingerprint(begun.request), _run_in(session_id, around.fresh_id())
+        )
+        told = await around.shell.tell(key_id, reserve, command_id=begun.claim.holder)
+        if isinstance(told.answer, Refusal):
+            raise _refused(told.answer.problem)
+        assert isinstance(told.state, run.Reserved)  # noqa: S101 - a plain run has another fingerprint
+        if not told.events:
+            await self._check_access(begun)
+        if told.state.burned:
+            raise _refused(BURNED)
+        return await self._stood_for(key_id, told.state, begun)
+
+    async def _stood_for(self, key_id: str, key: run.Reserved, begun: "_Begun") -> Attended:
+        """Run the turn that a key stands for, once: who comes again finishes what was begun, or finds how it went."""
+        shell = self._node.around.shell
+        state, heads = await shell.state(key.run_id)
+        if isinstance(state, run.New):
+            try:
+                met = await self._turn(key.run_id, begun, key.fingerprint)
+            except Refused:
+                state, heads = await shell.state(key.run_id)
+                if isinstance(state, run.New):
+                    await shell.tell(key_id, run.BurnKey(), command_id=self._node.around.fresh_id())
+                    raise
+            else:
+                return met if isinstance(met, _Followed) else await self._replayed(key.run_id, met.state, met.heads)
+        return await self._replayed(key.run_id, state, heads)
+
+    async def _turn(self, run_id: str, begun: "_Begun", print_of: str) -> "_Followed | Told":
+        """Reserve the session's next turn and accept its run, in one append; look again where another was faster."""
+        if self._sessions is None:
+            raise Refused("SESSIONS_UNAVAILABLE", "This host keeps no sessions")
+        for _ in range(TRIES):
+            turn = await self._sessions.reserved(begun.holder, begun.request)
+            try:
+                return await self._accept(run_id, begun, print_of, fresh=not print_of, turn=turn)
+            except Moved:
+                continue
+        raise Unavailable("the session is written to by many at once", 100)
+
+    async def _check_access(self, begun: "_Begun") -> None:
+        if self._sessions is not None:
+            await self._sessions.allowed(begun.holder, begun.request)
 
     async def _take_key(self, run_id: str, claim: Claim) -> None:
         store = self._node.around.store
@@ -200,21 +270,19 @@ class Foreground:
             raise Refused("OPERATION_STORE_FULL", "No further idempotency key can be kept.")
         await store.begun(key)
 
-    async def _accept(self, run_id: str, begun: "_Begun", print_of: str, *, fresh: bool) -> "_Followed | Told":
+    async def _accept(
+        self, run_id: str, begun: "_Begun", print_of: str, *, fresh: bool, turn: SessionTurn | None = None
+    ) -> "_Followed | Told":
         """Store the run and execute it; an earlier run of the same key is answered as it stands."""
-        node, bounds = self._node, begun.bounds
-        command = run.Accept(
+        node = self._node
+        command = accept(
+            begun.request,
+            begun.bounds,
             subject=begun.claim.subject,
-            request=begun.request,
             admitted=begun.permit.taken == "granted",
-            max_steps=bounds.max_steps,
-            max_output_tokens=bounds.max_output_tokens,
-            max_attempts=bounds.max_attempts,
-            idle_timeout_ms=bounds.idle_timeout_ms,
             fingerprint=print_of,
             permit=begun.claim.holder,
-            account=bounds.account,
-            tools=bounds.tools,
+            session=turn,
         )
         sent = mono_ms()
         told = await node.around.shell.tell(
@@ -229,12 +297,12 @@ class Foreground:
             raise _refused(told.answer.problem)
         if not told.events:
             return told
-        node.execute(told.state, Hold(run_id, told.heads.epoch, told.heads.feed), sent, begun.claim)
+        node.execute(told.state, Hold.of(run_id, told.heads), sent, begun.claim)
         return _Followed(run_id, self._feeds, node)
 
-    async def _replayed(self, run_id: str, met: Told) -> Attended:
-        if isinstance(met.state, run.Live):
-            await self._end_lost(run_id, met.heads)
+    async def _replayed(self, run_id: str, state: run.State, heads: Heads) -> Attended:
+        if isinstance(state, run.Live):
+            await self._end_lost(run_id, heads)
         events = await self._node.around.shell.events(run_id)
         return _Replayed(run_id, self._feeds.replayed(run_id, events))
 
@@ -249,13 +317,33 @@ class Foreground:
             raise in_progress from None
 
 
+class _Asked(NamedTuple):
+    """A request, and who asks."""
+
+    request: RunRequest
+    holder: Holder
+    waived: frozenset[str]
+    streamed: bool
+
+
 class _Begun(NamedTuple):
     """A request on its way to becoming a run."""
 
     request: RunRequest
+    holder: Holder
     bounds: Bounds
     claim: Claim
     permit: Permit
+
+
+def _run_in(session_id: str, fresh_id: str) -> str:
+    """The id of a run of the session *session_id*; of one that cannot exist, anything: it is refused anyway."""
+    return sibling(session_id, fresh_id) if values.is_actor_id(session_id) else fresh_id
+
+
+def _check_bound(bounds: Bounds) -> None:
+    if bounds.unbound:
+        raise Refused("ADMISSION_IDENTITY_REQUIRED", "This provider instance is bound to no account.")
 
 
 def _check_permit(permit: Permit) -> None:

@@ -21,6 +21,11 @@ def run_of_key(id_key: bytes, subject: str, key: str) -> str:
     return derived(id_key, ["run", subject, key])
 
 
+def job_of_key(id_key: bytes, subject: str, key: str) -> str:
+    """The id of the detached job that *subject*'s *key* stands for (jobs §3); these keys are a namespace of their own."""
+    return derived(id_key, ["job", subject, key])
+
+
 def sibling(run_id: str, fresh_id: str) -> str:
     """*fresh_id* in the partition of *run_id*: with its first 32 bits."""
     return run_id[:8] + fresh_id[8:]

@@ -22,6 +22,7 @@ PENDING_BYTES_MAX = 2_000_000
 
 _INTERNAL = Problem("INTERNAL_ERROR", "The provider failed unexpectedly.")
 _MALFORMED = Problem("INVALID_PROVIDER_RESPONSE", "The provider's answer is malformed.")
+UNFIT = Problem("INVALID_PROVIDER_RESPONSE", "The provider's own state is no JSON.")
 _BUFFER = Problem("OUTPUT_BUFFER_LIMIT", "The output came faster than it could be stored.")
 
 
@@ -68,6 +69,8 @@ class Call(Activity[Outcome]):
         shown = "".join(self._streamed)
         if (shown and shown != turn.text) or not _is_storable(turn):
             return run.Fail(_MALFORMED)
+        if turn.native is not None and not _is_json(turn.native):
+            return run.Fail(UNFIT)
         return Answered(turn, streamed=bool(shown))
 
     def _emit_text(self, text: str) -> None:
@@ -92,14 +95,22 @@ class Call(Activity[Outcome]):
 
 
 def _is_storable(turn: Turn) -> bool:
-    """Tell whether every part of *turn* can be written to a log and read again."""
-    raws = [call.arguments for call in turn.tool_calls] + ([] if turn.native is None else [turn.native])
+    """Tell whether what *turn* says can be written to a log and read again."""
     try:
         turn.text.encode()
         for call in turn.tool_calls:
             (call.id + call.name).encode()
-        for raw in raws:
-            msgspec.json.decode(raw)
-    except (UnicodeEncodeError, msgspec.DecodeError, RecursionError):
+    except UnicodeEncodeError:
+        return False
+    return all(_is_json(call.arguments) for call in turn.tool_calls)
+
+
+def _is_json(raw: object) -> bool:
+    """Tell whether *raw* is what it says: an adapter may hand over anything."""
+    if not isinstance(raw, msgspec.Raw):
+        return False
+    try:
+        msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
         return False
     return True

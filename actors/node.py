@@ -15,20 +15,22 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from actors import calls, companions, errors, run
+from actors import companions, errors, run
+from actors.accounting import Accounts
 from actors.audit import Settlements
+from actors.chores import Chores
+from actors.dispatch import POOL, Worker
 from actors.errors import Problem
 from actors.executor import Executor, Surroundings
 from actors.plan import Claiming, Hold
-from actors.shell import RETRY_MS_MAX, Told
+from actors.shell import RETRY_MS_MAX, Moved, Told
 from eventstore.leases import Holding, Watch
-from eventstore.store import Caps, Claim, Heads, HistoryLost, Reason, Ripe, Unavailable
+from eventstore.store import Caps, Claim, Heads, HistoryLost, Unavailable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-POOL = "runs"
 RENEWED_AT_ONCE_MAX = 64
 SHUTTING_DOWN = Problem("CANCELLED", "The host is shutting down.")
 _INTERNAL = Problem("INTERNAL_ERROR", "The run failed unexpectedly.")
@@ -46,17 +48,22 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """How often a waiter asks again, and a running permit is said to be in use."""
     drain_s: float = 10.0
     """How long plain foreground runs may go on after SIGTERM."""
+    janitor_s: float = 3_600.0
+    """How often outboxes are pruned."""
+    audit_kept_ms: int = 365 * 24 * 3_600 * 1_000
+    """How long the audit of approvals is kept."""
 
 
 class Execution:
     """One run in this node's hands."""
 
-    __slots__ = ("claim", "executor", "granted", "hold", "holding", "over", "scope")
+    __slots__ = ("claim", "executor", "granted", "hold", "holding", "is_job", "over", "scope")
 
-    def __init__(self, hold: Hold, holding: Holding, claim: Claim | None) -> None:
+    def __init__(self, hold: Hold, holding: Holding, claim: Claim | None, *, is_job: bool = False) -> None:
         self.hold = hold
         self.holding = holding
         self.claim = claim
+        self.is_job = is_job
         self.granted = anyio.Event()
         self.over = anyio.Event()
         """Nothing is executed any more, and the slot was given back."""
@@ -78,9 +85,15 @@ class Node:
         self.settings = settings
         self.caps = caps
         """Bounds of the slots' pool for a subject and an account."""
+        self.open = anyio.Event()
+        """Set once this node may take up what nobody owns: a listener must be bound first (jobs §4)."""
         self.closing = anyio.Event()
         self.executing: dict[str, Execution] = {}
-        self._tasks = tasks
+        self.tasks = tasks
+        self.worker: Worker | None = None
+        """Takes queued jobs up, where this host has jobs."""
+        self.accounts: Accounts | None = None
+        """Delivers usage records, where this host has somewhere to put them."""
         self._watches: dict[int, Watch] = {}
         self._renewed = anyio.Event()
         self._news = anyio.Event()
@@ -89,6 +102,7 @@ class Node:
         self._waiters: dict[str, anyio.Event] = {}
         self._idle = anyio.Event()
         self.settlements = Settlements(around.shell, around.audit, self.told, tasks)
+        self._chores = Chores(self)
         self._under_way: set[tuple[str, int]] = set()
         """Which partitions have a renewal or a sweep that is not answered yet."""
         around.shell.changed = self._changed
@@ -110,17 +124,23 @@ class Node:
         self._granted.add(holder)
         self._news.set()
 
+    def room(self) -> None:
+        """Note that a queued job may find room."""
+        if self.worker is not None:
+            self.worker.room()
+
     # What the host asks.
 
     def execute(self, state: run.State, hold: Hold, sent_mono_ms: int, claim: Claim | None) -> None:
         """Carry out a run that is ours from now on; it begins at once and ends by itself."""
-        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim)
+        is_job = isinstance(state, run.Live) and state.accepted.origin == "job"
+        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim, is_job=is_job)
         if isinstance(state, run.Live) and state.started:
             execution.granted.set()
         elif claim is not None:
             self._waiters[claim.holder] = execution.granted
         self.executing[hold.actor] = execution
-        self._tasks.start_soon(self._executed, state, execution)
+        self.tasks.start_soon(self._executed, state, execution)
 
     async def told(self, run_id: str, command: run.Command, not_after_ms: int = 0) -> Told:
         """Tell the run; where it waited and belonged to nobody, it is this node's from here, in the same append."""
@@ -134,8 +154,7 @@ class Node:
         known = before is not None and before.hold.epoch == told.heads.epoch
         ours = told.events and told.heads.owner == self.around.store.node and not known
         if ours and isinstance(told.state, run.Live):
-            hold = Hold(run_id, told.heads.epoch, told.heads.feed)
-            self.execute(told.state, hold, sent, self.claim_of(told.state))
+            self.execute(told.state, Hold.of(run_id, told.heads), sent, self.claim_of(told.state))
         return told
 
     async def over(self, actor: str) -> None:
@@ -147,7 +166,7 @@ class Node:
 
     def end_soon(self, actor: str, command: run.Cancel | run.Fail) -> None:
         """End a run whatever becomes of the asker: the append belongs to the node."""
-        self._tasks.start_soon(self._end, actor, command)
+        self.tasks.start_soon(self._end, actor, command)
 
     async def carried_out(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], None]) -> T:
         """Do *work* as the node's own: a caller that leaves ends its waiting, and then *undo* gets the result."""
@@ -165,7 +184,7 @@ class Node:
             if left:
                 _undone(outcome[0], undo)
 
-        self._tasks.start_soon(carry_out)
+        self.tasks.start_soon(carry_out)
         try:
             await done.wait()
         except BaseException:
@@ -199,15 +218,15 @@ class Node:
             command_id=f"t{self.around.fresh_id()}",
             claim=Claiming(store.node, settings.lease_ms),
         )
-        log.warning("took over run %s at epoch %s", actor, told.heads.epoch)
-        if isinstance(told.state, run.Live):
-            self.execute(told.state, Hold(actor, told.heads.epoch, told.heads.feed), sent, self.claim_of(told.state))
-        else:
-            await self._released(actor)
+        if not isinstance(told.state, run.Live):
+            await self.released(actor)
+        elif told.events:
+            log.warning("took over run %s at epoch %s", actor, told.heads.epoch)
+            self.execute(told.state, Hold.of(actor, told.heads), sent, self.claim_of(told.state))
 
     def claim_of(self, state: run.State) -> Claim | None:
         """The ledger's claim that a run holds, if it holds one."""
-        if isinstance(state, run.New) or not state.accepted.permit:
+        if not isinstance(state, run.Live | run.Ended) or not state.accepted.permit:
             return None
         accepted = state.accepted
         return Claim(POOL, accepted.permit, self.around.store.node, accepted.subject, accepted.account)
@@ -216,7 +235,7 @@ class Node:
         """Begin to drain, and let it go on by itself."""
         if not self.closing.is_set():
             self.closing.set()
-            self._tasks.start_soon(self.drain)
+            self.tasks.start_soon(self.drain)
 
     async def drain(self) -> None:
         """Take nothing more on; let runs end until the deadline, then cancel them and wait until they are stored."""
@@ -245,6 +264,8 @@ class Node:
             execution.hold,
             granted=execution.granted,
             may_start=lambda: self._may_start(execution),
+            leaving=self.closing.is_set,
+            grown=self.worker.grown if execution.is_job and self.worker is not None else None,
         )
         try:
             with execution.scope:
@@ -256,14 +277,16 @@ class Node:
         except Exception:
             log.exception("executing run %s failed", actor)
             self.end_soon(actor, run.Fail(_INTERNAL))
-        await self._released(actor, executor)
+        await self.released(actor, executor)
         if self.executing.get(actor) is execution:
             del self.executing[actor]
-            if run.standing(self.around.shell.known(actor)).parked:
+            left = run.standing(self.around.shell.known(actor))
+            if left.parked or left.released:
                 self.around.shell.forget(actor)
         if execution.claim is not None:
             self._waiters.pop(execution.claim.holder, None)
         execution.over.set()
+        self.room()
         idle, self._idle = self._idle, anyio.Event()
         idle.set()
 
@@ -280,12 +303,12 @@ class Node:
             except Unavailable as pause:
                 await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
                 continue
-            except HistoryLost:
-                log.exception("the store lost the history of run %s", actor)
+            except (HistoryLost, Moved):
+                log.exception("run %s cannot be ended: what it should write to is not as it was left", actor)
             return
 
-    async def _released(self, actor: str, executor: Executor | None = None) -> None:
-        """Give back the permits of a run that ended; the due set reminds whoever is left."""
+    async def released(self, actor: str, executor: Executor | None = None) -> None:
+        """Give back the permits of a run that ended, and deliver its record; the due set reminds whoever is left."""
         try:
             state, _ = await self.around.shell.state(actor)
             if isinstance(state, run.Ended) and executor is not None:
@@ -294,8 +317,38 @@ class Node:
             if isinstance(state, run.Ended) and claim is not None:
                 await self.around.store.give(POOL, claim.holder, self.caps(claim.subject, claim.account))
                 await self.around.store.settle(actor, "permit")
+                self.room()
+            if isinstance(state, run.Ended) and state.accepted.accounted and state.executed:
+                self.tasks.start_soon(self.account, actor)
         except (Unavailable, HistoryLost):
             log.warning("the permit of run %s waits for the sweep", actor)
+
+    async def account(self, actor: str) -> None:
+        """Deliver the usage record of an ended run; where nobody takes it, none is owed."""
+        if self.accounts is None:
+            await self.around.store.settle(actor, "usage")
+        else:
+            await self.accounts.account(actor)
+
+    def caps_of(self, pool: str) -> Caps:
+        """Bounds of a pool in which nobody waits."""
+        known = {companions.APPROVALS_POOL: self.around.approvals, companions.TICKETS_POOL: self.around.tickets}
+        return known.get(pool, self.caps("", "") if pool == POOL else Caps(total=0))
+
+    @property
+    def claims(self) -> bool:
+        """Whether this node takes up what nobody owns."""
+        return self.open.is_set() and not self.closing.is_set()
+
+    def mono_ms(self) -> int:
+        """This node's clock."""
+        return mono_ms()
+
+    async def swept(self) -> None:
+        """Do what is due everywhere, now."""
+        async with anyio.create_task_group() as tasks:
+            for partition in range(self.around.store.deployment.partitions):
+                tasks.start_soon(self._sweep_one, partition)
 
     def _changed(self, actor: str, state: Any) -> None:
         execution = self.executing.get(actor)
@@ -315,6 +368,9 @@ class Node:
             tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._renew)
             tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._sweep)
             tasks.start_soon(self._every, self.settings.reassured_s, self._reassure)
+            tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
+            if self.worker is not None:
+                tasks.start_soon(self.worker.work)
 
     async def _every(self, seconds: float, work: Callable[[], Any]) -> None:
         while True:
@@ -338,7 +394,7 @@ class Node:
 
         if (errand, partition) not in self._under_way:
             self._under_way.add((errand, partition))
-            self._tasks.start_soon(do)
+            self.tasks.start_soon(do)
 
     async def _hear(self, tasks: TaskGroup) -> None:
         while True:
@@ -397,66 +453,21 @@ class Node:
     async def _sweep_one(self, partition: int) -> None:
         watch = self._watches.get(partition, Watch())
         try:
-            ripe, redis_ms = await self.around.store.sweep(partition)
+            judging = watch.may_judge(self.settings.lease_ms, mono_ms())
+            ripe, redis_ms = await self.around.store.sweep(partition, judging=judging)
         except Unavailable:
             self._watches[partition] = watch.failed()
             return
         self._watches[partition] = watch.answered(mono_ms(), redis_ms)
+        judging = self._watches[partition].may_judge(self.settings.lease_ms, mono_ms())
         for one in ripe:
-            await self._attended(partition, one)
+            await self._chores.do(one, judging=judging)
 
-    async def _attended(self, partition: int, ripe: Ripe) -> None:
-        reason: Reason = ripe.reason
-        try:
-            match reason:
-                case "lease":
-                    judging = self._watches[partition].may_judge(self.settings.lease_ms, mono_ms())
-                    if judging and ripe.actor not in self.executing and not self.closing.is_set():
-                        await self.take_over(ripe.actor)
-                case "permit":
-                    await self._permit_came_back(ripe.actor)
-                case "retention":
-                    await self._erased(ripe.actor)
-                case "approval":
-                    await self._approval_due(ripe.actor)
-                case "idle":
-                    await self._idled(ripe.actor)
-                case "work" | "deadline" | "client":
-                    log.warning("nothing answers to %s of %s in this release", reason, ripe.actor)
-        except (errors.Fenced, Unavailable):
-            return  # its owner lives, or the sweep comes again
-        except HistoryLost:
-            log.exception("the store lost the history of run %s", ripe.actor)
-
-    async def _erased(self, actor: str) -> None:
-        """Erase whatever *actor* is: a run with all that is listed of it, or an approval or ticket."""
-        if companions.pool_of([entry.data for entry in (await self.around.store.look(actor)).entries]) is None:
-            await self.around.shell.erase(actor, command_id=f"e{self.around.fresh_id()}")
-        else:
-            await self.around.shell.erase_companion(actor, command_id=f"e{self.around.fresh_id()}")
-
-    async def _permit_came_back(self, actor: str) -> None:
-        """Give back the permit of whatever *actor* is: a run, an approval or a ticket."""
-        pool = companions.pool_of([entry.data for entry in (await self.around.store.look(actor)).entries])
-        if pool is None:
-            await self._released(actor)
-            return
-        caps = self.around.approvals if pool == companions.APPROVALS_POOL else self.around.tickets
-        await self.around.store.give(pool, actor, caps)
-        await self.around.store.settle(actor, "permit")
-
-    async def _approval_due(self, actor: str) -> None:
-        """Let an approval expire, or carry on with its settlement, which some node has left."""
-        command = calls.Expire(awaits_audit=self.around.audit is not None)
-        told = await self.around.shell.tell(actor, command, command_id=self.around.fresh_id())
-        if not told.events:
-            self.settlements.take_up(actor, told.state)
-
-    async def _idled(self, actor: str) -> None:
-        state, _ = await self.around.shell.state(actor)
-        if isinstance(state, run.Live):
-            command = calls.IdleOut(state.accepted.idle_timeout_ms)
-            await self.around.shell.tell(actor, command, command_id=self.around.fresh_id())
+    async def _prune(self) -> None:
+        """Take off the outboxes what need not be kept any longer."""
+        store = self.around.store
+        for partition in range(store.deployment.partitions):
+            await store.prune(partition, store.now_ms() - self.settings.audit_kept_ms)
 
     async def _reassure(self) -> None:
         """Ask again for waiting permits, and say that running ones are in use, should the ledger have forgotten."""
@@ -479,12 +490,19 @@ class Node:
 
 @asynccontextmanager
 async def open_node(
-    around: Surroundings, settings: NodeSettings, caps: Callable[[str, str], Caps]
+    around: Surroundings,
+    settings: NodeSettings,
+    caps: Callable[[str, str], Caps],
+    prepare: Callable[[Node], None] = lambda _: None,
 ) -> AsyncGenerator[Node]:
-    """Run a node; leaving drains it first. What the body raises comes out as it is, not in a group."""
+    """Run a node, once *prepare* has given it what it needs; leaving drains it first.
+
+    What the body raises comes out as it is, not in a group.
+    """
     failed: Exception | None = None
     async with anyio.create_task_group() as tasks:
         node = Node(around, settings, caps, tasks)
+        prepare(node)
         tasks.start_soon(node.routine)
         try:
             yield node

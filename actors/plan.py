@@ -7,25 +7,28 @@ from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from actors.decider import Companion, Receipt, Refusal, Standing
-from eventstore.store import Append, Due, Event, Listed, Part
+from eventstore.store import Append, Due, Event, Heads, Listed, Part
 
 S = TypeVar("S")
-
-COMPANION_KEPT_MS = 7 * 24 * 3_600 * 1_000
-"""How long an ended companion's log is kept."""
 
 
 class Hold:
     """An executor's grip on its actor: its epoch, where its feed stands, and text not yet written."""
 
-    __slots__ = ("actor", "epoch", "feed", "pending")
+    __slots__ = ("actor", "epoch", "feed", "feed_bytes", "pending")
 
-    def __init__(self, actor: str, epoch: int, feed: int) -> None:
+    def __init__(self, actor: str, epoch: int, feed: int, feed_bytes: int = 0) -> None:
         self.actor = actor
         self.epoch = epoch
         self.feed = feed
+        self.feed_bytes = feed_bytes
         self.pending: list[bytes] = []
         """Items that go before the next fact's, or with the next delta append."""
+
+    @classmethod
+    def of(cls, actor: str, heads: Heads) -> "Hold":
+        """The grip of whoever owns *actor* by *heads*."""
+        return cls(actor, heads.epoch, heads.feed, heads.feed_bytes)
 
 
 class Claiming(NamedTuple):
@@ -48,7 +51,6 @@ class Planned(NamedTuple, Generic[S]):
     beside: Sequence[Companion]
     before: Standing
     after: Standing
-    now_ms: int
 
     def append(
         self, actor: str, version: int, command_id: str, hold: Hold | None, claim: Claiming | None, not_after_ms: int
@@ -57,18 +59,19 @@ class Planned(NamedTuple, Generic[S]):
         part = Part(
             actor=actor,
             log=version,
-            events=tuple(self.encoded),
+            events=() if self.after.erased else tuple(self.encoded),
             feed=None if hold is None else hold.feed,
             items=tuple(self.items),
             epoch=None if hold is None else hold.epoch,
             owner=self._owner(hold, claim),
             lease_ms=0 if claim is None else claim.lease_ms,
             ended=self.after.ended,
+            erase=self.after.erased,
         )
         return Append(
             command=command_id,
             parts=(part, *map(_part, self.beside)),
-            due=(*_due(actor, self.before, self.after), *_left(self.beside, self.now_ms)),
+            due=(*_due(actor, self.before, self.after), *_beside(self.beside)),
             listed=tuple(_listed(actor, self.before, self.after)),
             outbox=tuple(one.audit for one in self.beside if one.audit),
             not_after_ms=not_after_ms,
@@ -78,19 +81,21 @@ class Planned(NamedTuple, Generic[S]):
         """Whose the actor is from now on: a claim's, nobody's where its executor parks it, else as before."""
         if claim is not None and (not claim.if_parked or (self.before.parked and not self.after.parked)):
             return claim.node
-        return "" if hold is not None and self.after.parked else None
+        return "" if hold is not None and (self.after.parked or self.after.released) else None
 
 
 def _part(companion: Companion) -> Part:
-    return Part(actor=companion.actor, log=companion.log, events=(Event(companion.event),), ended=companion.ended)
+    return Part(
+        actor=companion.actor,
+        log=companion.log,
+        events=() if companion.erased else (Event(companion.event),),
+        ended=companion.ended,
+        erase=companion.erased,
+    )
 
 
-def _left(beside: Sequence[Companion], now_ms: int) -> list[Due]:
-    """What an ended companion leaves to be done: its permit, and one day its payload."""
-    ended = [one.actor for one in beside if one.ended]
-    return [Due(actor, "permit", now_ms) for actor in ended] + [
-        Due(actor, "retention", now_ms + COMPANION_KEPT_MS) for actor in ended
-    ]
+def _beside(companions: Sequence[Companion]) -> list[Due]:
+    return [Due(one.actor, reason, at_ms) for one in companions for reason, at_ms in one.due]
 
 
 def _due(actor: str, before: Standing, after: Standing) -> list[Due]:

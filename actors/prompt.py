@@ -5,9 +5,10 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from actors import session
 from actors.context import draft, supplied, system_text, user_message
 from actors.errors import Problem, Refused
-from actors.events import RunAccepted, TurnCompleted
+from actors.events import RunAccepted, Stored, TurnCompleted
 from actors.jsontext import NotJson, compacted, strict_json
 from actors.ports import AssistantMessage, Message, ModelRequest, Retry, ToolDefinition, ToolMessage, UserMessage
 from actors.request import HostLimits, RunRequest, retry_policy
@@ -25,8 +26,10 @@ class Final(Struct, frozen=True):
     artifacts: Raw | UnsetType = UNSET
 
 
-def model_request(request: RunRequest, said: Iterable[Said], accepted: RunAccepted) -> ModelRequest:
-    """The next model step of a run in which *said* was said."""
+def model_request(
+    request: RunRequest, said: Iterable[Said], accepted: RunAccepted, allowance: int | None = None
+) -> ModelRequest:
+    """The next model step of a run in which *said* was said; *allowance* is what is left of its budgets, in tokens."""
     inputs = supplied(request.attachments or ())
     messages: list[Message] = [
         UserMessage(past.content) if past.role == "user" else AssistantMessage(past.content)
@@ -39,9 +42,32 @@ def model_request(request: RunRequest, said: Iterable[Said], accepted: RunAccept
         messages=tuple(messages),
         instructions=system_text(request.instructions, request.output_schema, context=bool(inputs)),
         tools=tuple(ToolDefinition(fact.name, fact.description, fact.input_schema) for fact in accepted.tools),
-        max_output_tokens=accepted.max_output_tokens,
+        max_output_tokens=accepted.max_output_tokens
+        if allowance is None
+        else min(accepted.max_output_tokens, allowance),
         retry=_retry(request, accepted.max_attempts),
     )
+
+
+def in_session(asked: ModelRequest, request: RunRequest, state: session.Open) -> ModelRequest:
+    """What a model is *asked* in a turn of a session: what was said there comes first, its instructions in place of the run's."""
+    before = state.created.history if state.created.mode == "native" else state.history
+    told: tuple[Message, ...] = (
+        *(UserMessage(one.content) if one.role == "user" else AssistantMessage(one.content) for one in before),
+        *(_told(one) for one in state.stored),
+    )
+    instructions = system_text(state.created.instructions, request.output_schema, context=False)
+    return msgspec.structs.replace(asked, messages=told + asked.messages, instructions=instructions)
+
+
+def _told(one: Stored) -> Message:
+    match one.role:
+        case "user":
+            return UserMessage(one.content)
+        case "assistant":
+            return AssistantMessage(one.content, one.tool_calls, one.native or None)
+        case "tool":
+            return ToolMessage(one.call_id, one.name, one.content)
 
 
 def _message(said: Said) -> Message:

@@ -31,6 +31,8 @@ __all__ = [
     "max_output_tokens",
     "max_steps",
     "retry_policy",
+    "shaped",
+    "validated",
 ]
 
 SOURCES_MAX = 16
@@ -89,7 +91,15 @@ def checked(document: object, catalog: Catalog) -> RunRequest:
     Raises:
         Refused: with the code of the first rule that is broken.
     """
-    request = shaped(document)
+    return validated(shaped(document), catalog)
+
+
+def validated(request: RunRequest, catalog: Catalog) -> RunRequest:
+    """The *request*, whose shape is right, as one that this host can run: the rest of those steps.
+
+    Raises:
+        Refused: with the code of the first rule that is broken.
+    """
     features = catalog.features
     _check_session(request, features)
     _check_retrieval(request, features)

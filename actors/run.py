@@ -9,13 +9,16 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from actors import calls, prompt
+from actors import budgets, calls, codec, prompt, session
+from actors.budgets import Budget
 from actors.calls import OpenCall
 from actors.decider import Decision, Receipt, Refusal, Standing
 from actors.errors import Problem
 from actors.events import (
     CallCleared,
     EndCause,
+    KeyBurned,
+    KeyReserved,
     Origin,
     ReviewAsked,
     ReviewSettled,
@@ -24,9 +27,12 @@ from actors.events import (
     RunCancelled,
     RunClaimed,
     RunCompleted,
+    RunErased,
     RunEvent,
     RunFailed,
+    RunHandedOver,
     RunStarted,
+    SessionTurn,
     StepStarted,
     TicketOffered,
     ToolCall,
@@ -36,6 +42,7 @@ from actors.events import (
     ToolProgressed,
     ToolStarted,
     TurnCompleted,
+    Usage,
 )
 from actors.jsontext import compacted
 from actors.ports import ModelRequest, Turn
@@ -45,7 +52,19 @@ from actors.usage import sanitised, total
 from eventstore.store import Reason
 
 RETENTION_MS = 7 * 24 * 3_600 * 1_000
-"""How long a run without a key is kept after its end; a keyed one stays until an operator erases it."""
+"""How long a run is kept after its end, and the feed of one with a key, whose log stays until an operator erases it."""
+QUEUED_LOOK_MS = 10_000
+"""How long after its acceptance a job is looked for that no line of the ledger may know."""
+ACCOUNTED_AFTER_MS = 5_000
+"""So long the node that ended a run has to deliver its usage record, until any other does."""
+JOB_RESERVE_BYTES = 4_096
+"""Of a job's bound, what is kept for its end (jobs §1)."""
+INTERRUPTED = Problem("JOB_INTERRUPTED", "The job was interrupted, and what it did is not known.", outcome="uncertain")
+LOSSES = frozenset[EndCause]({"node", "overflow", "shutdown", "history"})
+"""Causes that are no rule's and nobody's wish: a job that ends by one is interrupted (jobs §4)."""
+
+_ERASED = Problem("OPERATION_UNCERTAIN", "What was recorded of this was erased.", outcome="uncertain")
+_EXPIRED = Problem("JOB_EXPIRED", "The job's payload was erased when its time was over.")
 
 # Commands.
 
@@ -65,6 +84,24 @@ class Accept(Struct, frozen=True, tag="accept", kw_only=True):
     permit: str = ""
     account: str = ""
     tools: tuple[ToolFact, ...] = ()
+    session: SessionTurn | None = None
+    principal: str = ""
+    retention_ms: int = 0
+    record_bytes_max: int = 0
+    budgets: tuple[Budget, ...] = ()
+    accounted: bool = False
+
+
+class ReserveKey(Struct, frozen=True, tag="reserve_key"):
+    """Claim a key for a session's turn, which will be the run *run_id*."""
+
+    subject: str
+    fingerprint: str
+    run_id: str
+
+
+class BurnKey(Struct, frozen=True, tag="burn_key"):
+    """What a key was claimed for was refused."""
 
 
 class Start(Struct, frozen=True, tag="start"):
@@ -101,12 +138,20 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class TakeOver(Struct, frozen=True, tag="take_over"):
-    """Its node is gone; *node* found it."""
+    """Its node is gone, or let go of it; *node* found it."""
 
     node: str
 
 
-Command: TypeAlias = Accept | Start | EnterStep | Answer | calls.Command | Fail | Cancel | TakeOver
+class HandOver(Struct, frozen=True, tag="hand_over"):
+    """*node* shuts down, and the run stands between two effects."""
+
+    node: str
+
+
+Command: TypeAlias = (
+    Accept | ReserveKey | BurnKey | Start | EnterStep | Answer | calls.Command | Fail | Cancel | TakeOver | HandOver
+)
 
 # States.
 
@@ -132,6 +177,13 @@ class Live(Struct, frozen=True, gc=False, tag="live"):
     open: OpenCall | None = None
     used: tuple[str, ...] = ()
     """Call ids of earlier turns."""
+    handed_ms: int = 0
+    """When its node let go of it; 0 while nobody did."""
+
+    @property
+    def usages(self) -> list[Usage | None]:
+        """What each completed step reported."""
+        return [one.usage for one in self.turns if isinstance(one, TurnCompleted)]
 
 
 class Ended(Struct, frozen=True, tag="ended"):
@@ -141,9 +193,26 @@ class Ended(Struct, frozen=True, tag="ended"):
     kind: Literal["completed", "failed", "cancelled"]
     at_ms: int
     cause: EndCause | None = None
+    executed: bool = True
+    """Whether it ever had its slot."""
 
 
-State: TypeAlias = New | Live | Ended
+class Reserved(Struct, frozen=True, tag="reserved"):
+    """No run, but a key that stands for one (sessions §7)."""
+
+    subject: str
+    fingerprint: str
+    run_id: str
+    burned: bool = False
+
+
+class Buried(Struct, frozen=True, tag="buried"):
+    """Over, and its payload erased."""
+
+    epitaph: RunErased
+
+
+State: TypeAlias = New | Live | Ended | Reserved | Buried
 
 # Effects.
 
@@ -166,6 +235,7 @@ class CallModel(Struct, frozen=True):
     provider: str
     step: int
     request: ModelRequest
+    """Without what the run's session adds."""
 
 
 Effect: TypeAlias = AwaitPermit | BeginStep | CallModel | calls.Effect
@@ -173,18 +243,17 @@ Effect: TypeAlias = AwaitPermit | BeginStep | CallModel | calls.Effect
 
 def decide(state: State, command: Command, now_ms: int) -> Decision:
     """What *command* causes; no events when what it asks for is already so."""
+    if isinstance(command, Accept | ReserveKey | BurnKey):
+        return _claimed(state, command, now_ms)
     match state, command:
-        case New(), Accept():
-            return Decision(_accepted(command, now_ms), Receipt("new"))
-        case (Live(accepted=accepted), Accept(fingerprint=fingerprint)) | (
-            Ended(accepted=accepted),
-            Accept(fingerprint=fingerprint),
-        ):
-            return Decision([], _met(accepted, fingerprint))
+        case Buried(), _:
+            return Decision([], Refusal(_ERASED))
         case Live(started=False), Start():
             return Decision([RunStarted(now_ms)], Receipt())
         case Live(started=True), EnterStep(step) if step == state.step + 1 and _is_between(state):
-            return Decision([StepStarted(now_ms, step)], Receipt())
+            why_not = _refusal_of_step(state)
+            entered = StepStarted(now_ms, step) if why_not is None else RunFailed(now_ms, why_not)
+            return Decision([entered], Receipt())
         case Live(), Answer(step) if _calling(state) and step == state.step:
             return Decision(_answered(state, command, now_ms), Receipt())
         case Live(open=OpenCall() as open_call), _ if isinstance(command, calls.Command):
@@ -194,8 +263,12 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return Decision(_over(state, RunFailed(now_ms, problem, cause)), Receipt())
         case Live(), Cancel(problem, cause):
             return Decision(_over(state, RunCancelled(now_ms, problem, cause)), Receipt())
+        case Live(started=False, accepted=RunAccepted(origin="job")), TakeOver():
+            return Decision([], Receipt("queued"))
         case Live(), TakeOver(node):
             return Decision(_taken_over(state, node, now_ms), Receipt())
+        case Live(started=True, handed_ms=0), HandOver(node) if may_hand_over(state):
+            return Decision([RunHandedOver(now_ms, node)], Receipt())
         case _, _ if isinstance(command, calls.Command):
             return Decision([], calls.answer_without_call(command))
         case New(), _:
@@ -204,15 +277,35 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return Decision([], Receipt("already"))
 
 
+def _claimed(state: State, command: Accept | ReserveKey | BurnKey, now_ms: int) -> Decision:
+    """What it causes that a run, or a key for one, is asked for; whoever was first has it."""
+    match state, command:
+        case New(), Accept():
+            return Decision(_accepted(command, now_ms), Receipt("new"))
+        case New(), ReserveKey(subject, fingerprint, run_id):
+            return Decision([KeyReserved(now_ms, subject, fingerprint, run_id)], Receipt("new"))
+        case ((Live() | Ended() | Reserved() | Buried()), (Accept() | ReserveKey())):
+            return Decision([], _met(state, command.fingerprint))
+        case Reserved(burned=False), BurnKey():
+            return Decision([KeyBurned(now_ms)], Receipt())
+        case _:
+            return Decision([], Receipt("already"))
+
+
 def evolve(state: State, event: RunEvent) -> State:
     """The state after *event*; events are facts, so this never refuses one."""
     match event:
         case RunAccepted():
-            return Live(event, msgspec.json.decode(event.request, type=RunRequest))
+            used = () if event.session is None else event.session.used
+            return Live(event, msgspec.json.decode(event.request, type=RunRequest), used=used)
         case RunStarted():
             return _changed(state, started=True)
-        case RunClaimed():
-            return state
+        case RunClaimed() | RunHandedOver():
+            return _changed(state, handed_ms=event.at_ms if isinstance(event, RunHandedOver) else 0)
+        case RunErased():
+            return Buried(event)
+        case KeyReserved() | KeyBurned():
+            return _of_key(state, event)
         case StepStarted(step=step):
             return _changed(state, step=step)
         case TurnCompleted():
@@ -245,6 +338,12 @@ def evolve(state: State, event: RunEvent) -> State:
             return _ended(state, "cancelled", at_ms, cause)
 
 
+def _of_key(state: State, event: KeyReserved | KeyBurned) -> State:
+    if isinstance(event, KeyReserved):
+        return Reserved(event.subject, event.fingerprint, event.run_id)
+    return msgspec.structs.replace(state, burned=True) if isinstance(state, Reserved) else state
+
+
 def next_effect(state: State) -> Effect | None:
     """What must happen outside next; the same question after a replay is the recovery."""
     match state:
@@ -255,40 +354,91 @@ def next_effect(state: State) -> Effect | None:
             return CallModel(
                 accepted.provider,
                 state.step,
-                prompt.model_request(state.request, state.turns, accepted),
+                prompt.model_request(state.request, state.turns, accepted, allowance(state)),
             )
         case Live(open=OpenCall() as open_call):
             return calls.effect(_around(state, open_call))
         case Live():
             return BeginStep(state.step + 1)
-        case New() | Ended():
+        case New() | Ended() | Reserved() | Buried():
             return None
 
 
 def standing(state: State) -> Standing:
     """What the store must know: of an ended run, when its permit and its payload are due to go."""
     match state:
-        case New():
+        case New() | Reserved():
             return Standing()
         case Live(accepted=accepted, open=open_call):
             parked = accepted.origin != "foreground" and open_call is not None and open_call.waits
             return Standing(
                 parked=parked,
-                due=_due(accepted, open_call, parked=parked),
+                released=state.handed_ms > 0,
+                due=_due(state, open_call, parked=parked),
                 listed={f"runs:{accepted.subject}": accepted.at_ms},
             )
         case Ended(accepted=accepted, at_ms=at_ms):
-            left: dict[Reason, int] = {}
+            left: dict[Reason, int] = {"retention": expires_ms(state)}
             if accepted.permit:
                 left["permit"] = at_ms
-            if not accepted.fingerprint:
-                left["retention"] = at_ms + RETENTION_MS
+            if accepted.accounted and state.executed:
+                left["usage"] = at_ms + ACCOUNTED_AFTER_MS
             return Standing(ended=True, due=left, listed={f"runs:{accepted.subject}": accepted.at_ms})
+        case Buried():
+            return Standing(ended=True)
 
 
-def _due(accepted: RunAccepted, open_call: OpenCall | None, *, parked: bool) -> dict[Reason, int]:
-    """When somebody must look at a run that waits."""
+def expires_ms(state: Ended) -> int:
+    """When the payload of an ended run goes; of a keyed one, its feed alone."""
+    return state.at_ms + (state.accepted.retention_ms or RETENTION_MS)
+
+
+def keeps_log(state: Ended) -> bool:
+    """Whether the log of an ended run answers for its key as long as nobody erases it."""
+    return bool(state.accepted.fingerprint) and state.accepted.origin == "foreground"
+
+
+def interrupted(state: Ended) -> bool:
+    """Whether an ended job is what jobs §4 calls interrupted."""
+    return state.kind == "failed" and state.cause in LOSSES
+
+
+def may_hand_over(state: State) -> bool:
+    """Whether another node can carry the run on: nothing is in flight of which only this one knows how it went."""
+    if not isinstance(state, Live) or state.accepted.origin == "foreground" or not state.started:
+        return False
+    in_call = state.open is not None and state.open.stage == "started"
+    return not _calling(state) and not in_call and not state.handed_ms
+
+
+def allowance(state: Live) -> int | None:
+    """How many tokens the next step may answer by what is left of the run's budgets (scheduling §5)."""
+    return budgets.allowance(state.accepted.budgets, state.usages) if state.accepted.budgets else None
+
+
+def feed_max(state: State) -> int:
+    """How many bytes a job's feed may have, with room kept for its end; 0 is no bound."""
+    if not isinstance(state, Live) or not state.accepted.record_bytes_max:
+        return 0
+    return max(1, state.accepted.record_bytes_max - JOB_RESERVE_BYTES - len(bytes(state.accepted.request)))
+
+
+def epitaph(state: State, now_ms: int) -> bytes:
+    """What stays of a run with a key: whose it was, and what the key was used for."""
+    if not isinstance(state, Ended) or not state.accepted.fingerprint:
+        return b""
+    accepted = state.accepted
+    return codec.encode(RunErased(now_ms, accepted.subject, accepted.origin, accepted.fingerprint))
+
+
+def _due(state: Live, open_call: OpenCall | None, *, parked: bool) -> dict[Reason, int]:
+    """When somebody must look at a run that waits, or that nobody works on."""
+    accepted = state.accepted
     due: dict[Reason, int] = {}
+    if accepted.origin == "job" and not state.started:
+        due["work"] = accepted.at_ms + QUEUED_LOOK_MS
+    if state.handed_ms:
+        due["work"] = state.handed_ms
     if open_call is not None and open_call.stage == "reviewed" and open_call.expires_ms is not None:
         due["approval"] = open_call.expires_ms
     if open_call is not None and open_call.settling is not None:
@@ -326,14 +476,42 @@ def _accepted(command: Accept, now_ms: int) -> list[RunEvent]:
         max_attempts=command.max_attempts,
         idle_timeout_ms=command.idle_timeout_ms,
         tools=command.tools,
+        session=command.session,
+        principal=command.principal,
+        retention_ms=command.retention_ms,
+        record_bytes_max=command.record_bytes_max,
+        budgets=command.budgets,
+        accounted=command.accounted,
     )
     return [accepted, RunStarted(now_ms)] if command.admitted else [accepted]
 
 
-def _met(accepted: RunAccepted, fingerprint: str) -> Receipt | Refusal:
-    if fingerprint and accepted.fingerprint == fingerprint:
-        return Receipt("met")
-    return Refusal(Problem("IDEMPOTENCY_CONFLICT", "The key was used for another request."))
+def _met(state: Live | Ended | Reserved | Buried, fingerprint: str) -> Receipt | Refusal:
+    """What a key is told that was used before."""
+    if not fingerprint or _fingerprint(state) != fingerprint:
+        return Refusal(Problem("IDEMPOTENCY_CONFLICT", "The key was used for another request."))
+    if isinstance(state, Buried):
+        return Refusal(_EXPIRED if state.epitaph.origin == "job" else _ERASED)
+    return Receipt("met")
+
+
+def _fingerprint(state: Live | Ended | Reserved | Buried) -> str:
+    match state:
+        case Live() | Ended():
+            return state.accepted.fingerprint
+        case Buried():
+            return state.epitaph.fingerprint
+        case Reserved():
+            return state.fingerprint
+
+
+def _refusal_of_step(state: Live) -> Problem | None:
+    """Why the run may not ask its model again."""
+    spent = budgets.verdict(state.accepted.budgets, state.usages, continues=True) if state.accepted.budgets else None
+    turn = state.accepted.session
+    if spent is not None or turn is None or not state.step:
+        return spent
+    return session.refusal_of_step(turn, state.request.input, state.turns)
 
 
 def _answered(state: Live, command: Answer, now_ms: int) -> list[RunEvent]:
@@ -348,6 +526,9 @@ def _answered(state: Live, command: Answer, now_ms: int) -> list[RunEvent]:
         native=UNSET if turn.native is None else turn.native,
         finish_reason=turn.finish_reason,
     )
+    spent = _spent(state, recorded)
+    if spent is not None:
+        return [recorded, RunFailed(now_ms, spent)]
     if not recorded.tool_calls:
         return [recorded, _final(state, recorded, command.artifact_id, now_ms)]
     tools = {fact.name: fact for fact in state.accepted.tools}
@@ -356,6 +537,13 @@ def _answered(state: Live, command: Answer, now_ms: int) -> list[RunEvent]:
     if why_not is not None:
         return [recorded, RunFailed(now_ms, why_not)]
     return [recorded, ToolCalled(now_ms, recorded.tool_calls[0])]
+
+
+def _spent(state: Live, turn: TurnCompleted) -> Problem | None:
+    """Why what was consumed up to *turn* ends the run."""
+    if not state.accepted.budgets:
+        return None
+    return budgets.verdict(state.accepted.budgets, [*state.usages, turn.usage], continues=bool(turn.tool_calls))
 
 
 def _with_end(state: Live, events: Sequence[RunEvent]) -> list[RunEvent]:
@@ -372,6 +560,8 @@ def _compact(call: ToolCall) -> ToolCall:
 
 def _over(state: Live, end: RunFailed | RunCancelled) -> list[RunEvent]:
     """The end, what it settles, and how sure it is of the open call; what was being settled stays as it was decided."""
+    if state.accepted.origin == "job" and end.cause in LOSSES:
+        end = RunFailed(end.at_ms, INTERRUPTED, end.cause)
     told = msgspec.structs.replace(end, problem=calls.at_the_end(state.open, end.problem))
     if state.open is not None and state.open.stage == "reviewed":
         return [ReviewSettled(end.at_ms, state.open.approval_id, "cancelled"), told]
@@ -406,11 +596,16 @@ def _final(state: Live, turn: TurnCompleted, artifact_id: str, now_ms: int) -> R
     answer = prompt.final(state.request, turn.text, artifact_id)
     if isinstance(answer, Problem):
         return RunFailed(now_ms, answer)
+    in_session = state.accepted.session
+    if in_session is not None:
+        why_not = session.refusal_of_commit(in_session, state.request.input, (*state.turns, turn))
+        if why_not is not None:
+            return RunFailed(now_ms, why_not)
     return RunCompleted(
         now_ms,
         turn.text,
         steps=state.step,
-        usage=total([one.usage for one in (*state.turns, turn) if isinstance(one, TurnCompleted)]),
+        usage=total([*state.usages, turn.usage]),
         finish_reason=turn.finish_reason,
         output=answer.output,
         sources=answer.sources,
@@ -447,4 +642,4 @@ def _changed(state: State, **changes: object) -> State:
 def _ended(
     state: State, kind: Literal["completed", "failed", "cancelled"], at_ms: int, cause: EndCause | None
 ) -> State:
-    return Ended(state.accepted, kind, at_ms, cause) if isinstance(state, Live) else state
+    return Ended(state.accepted, kind, at_ms, cause, state.started) if isinstance(state, Live) else state

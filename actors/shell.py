@@ -44,6 +44,14 @@ class TooLate(Exception):
     """The append's window had closed by Redis time; nothing was written."""
 
 
+class Moved(Exception):
+    """An actor beside the one that was told is not as the command said; nothing was written."""
+
+
+class Overfull(Exception):
+    """The feed would be larger than its actor may have it; nothing was written."""
+
+
 class Frozen(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot: the fold, and what else a shell keeps of an actor."""
 
@@ -62,7 +70,8 @@ class FeedOf(NamedTuple):
     """The projection's state after an event."""
     items: Callable[[Any, Any], Sequence[bytes]]
     """The items that an event adds, given the projection's state after it."""
-    too_large: Callable[[bytes], bool]
+    too_large: Callable[[Any, bytes], bool]
+    """Whether an item is larger than those who read the feed take, given the projection's state."""
     thaw: Callable[[bytes], Any]
     """The projection's state from its JSON."""
 
@@ -160,6 +169,7 @@ class Shell(Generic[S, C, E]):
         Raises:
             Fenced: *hold* or *claim* is not, or no longer, ours.
             TooLate: the window closed.
+            Moved: an actor that the command writes beside this one is not where the command says.
             Unavailable: the store did not answer; sent again under the same id it counts once.
             HistoryLost: the store lost what its heads promise.
         """
@@ -175,13 +185,18 @@ class Shell(Generic[S, C, E]):
 
         Raises:
             Fenced: the actor is not ours any more.
+            Overfull: its feed may not hold them.
         """
+        most = self._kind.feed_max(self.known(hold.actor))
+        if most and hold.feed_bytes + sum(map(len, items)) > most:
+            raise Overfull
         command = f"d{hold.epoch}.{hold.feed}"
         while True:
             part = Part(actor=hold.actor, feed=hold.feed, items=tuple(items), epoch=hold.epoch)
             match await self._appended(Append(command=command, parts=(part,))):
                 case es.Recorded(parts=(placed,)):
                     hold.feed = placed.first + len(items) - 1
+                    hold.feed_bytes += sum(map(len, items))
                     return
                 case es.Conflict(heads=(heads,)):
                     hold.feed = heads.feed
@@ -198,9 +213,18 @@ class Shell(Generic[S, C, E]):
             if not hot.heads.ended or hot.heads.erased:
                 return
             listed = tuple(Listed(name, actor, None) for name in self._kind.standing(hot.state).listed)
-            part = Part(actor=actor, log=hot.version, erase=True)
+            epitaph = self._kind.epitaph(hot.state, self._now_ms(hot))
+            part = Part(actor=actor, log=hot.version, erase=True, epitaph=epitaph)
             due = (Due(actor, "retention", None),)
             await self._appended(Append(command=command_id, parts=(part,), due=due, listed=listed))
+            self._hot.pop(actor, None)
+
+    async def trim(self, actor: str, *, command_id: str) -> None:
+        """Take the feed of an ended actor away; its log stays."""
+        heads = (await self._store.look(actor)).heads
+        if heads.ended and not heads.erased:
+            part = Part(actor=actor, log=heads.log, trim=heads.oldest <= heads.feed)
+            await self._appended(Append(command=command_id, parts=(part,), due=(Due(actor, "retention", None),)))
             self._hot.pop(actor, None)
 
     async def erase_companion(self, actor: str, *, command_id: str) -> None:
@@ -226,7 +250,7 @@ class Shell(Generic[S, C, E]):
             await self._catch_up(hot)
         for attempt in range(TRIES):
             if hot.heads.erased:
-                return Told((), Refusal(_ERASED), hot.state, hot.heads, self._now_ms(hot))
+                return Told((), self._after_life(hot, command), hot.state, hot.heads, self._now_ms(hot))
             if command_id in hot.handled:
                 return Told(hot.handled[command_id], Receipt("repeated"), hot.state, hot.heads, self._now_ms(hot))
             now_ms = self._now_ms(hot)
@@ -240,19 +264,23 @@ class Shell(Generic[S, C, E]):
             planned = self._planned(hot, decision, hold, now_ms)
             if not planned.events:
                 return Told((), planned.answer, hot.state, hot.heads, now_ms)
-            outcome = await self._sent(
-                planned.append(hot.actor, hot.version, command_id, hold, claim, not_after_ms), patient=hold is not None
-            )
+            append = planned.append(hot.actor, hot.version, command_id, hold, claim, not_after_ms)
+            outcome = await self._sent(append, patient=hold is not None)
             if isinstance(outcome, es.Recorded):
                 before = hot.state
                 told = await self._recorded(hot, planned, outcome, command_id, hold)
                 self.recorded(hot.actor, command, before, told)
                 return told
-            await self._learnt(hot, outcome, hold)
+            await self._learnt(hot, append.parts[0], outcome, hold)
             looked = True
             if attempt:
                 await anyio.sleep(random.uniform(*JITTER_MS) / 1_000)  # noqa: S311 - jitter, no secret
         raise Unavailable("this actor is written to by many at once", 100)
+
+    def _after_life(self, hot: _Hot[S], command: C) -> Receipt | Refusal:
+        """What a command is told of an actor whose payload is gone; nothing can be written any more."""
+        decision = self._kind.decide(hot.state, command, self._now_ms(hot))
+        return Refusal(_ERASED) if decision.events else decision.answer
 
     async def _decided(self, state: S, command: C, now_ms: int) -> Decision:
         """Decide, in a thread where judging may take long: a pure function may run anywhere."""
@@ -272,18 +300,23 @@ class Shell(Generic[S, C, E]):
             self._advance(hot, planned, placed.heads, command_id)
         if hold is not None:
             hold.feed = placed.first + len(planned.items) - 1 if planned.items else hold.feed
+            hold.feed_bytes += sum(map(len, planned.items))
             hold.pending.clear()
             await self._kept(hot)
         return Told(events, planned.answer, hot.state, hot.heads, outcome.now_ms)
 
-    async def _learnt(self, hot: _Hot[S], outcome: es.Outcome, hold: Hold | None) -> None:
-        """Catch up with what kept an append from being written, so that it may be decided again."""
+    async def _learnt(self, hot: _Hot[S], own: Part, outcome: es.Outcome, hold: Hold | None) -> None:
+        """Catch up with what kept an append from being written, so that it may be decided again; *own* is the actor's part."""
         match outcome:
             case es.Conflict(heads=(heads, *_)):
+                if heads.log == own.log and own.feed in {None, heads.feed}:
+                    raise Moved
                 if hold is not None:
-                    hold.feed = heads.feed
+                    hold.feed, hold.feed_bytes = heads.feed, heads.feed_bytes
                 await self._catch_up(hot)
-            case es.Ended():
+            case es.Ended(heads=(heads, *_)):
+                if not heads.ended:
+                    raise Moved
                 await self._catch_up(hot)
             case es.OutsideWindow():
                 raise TooLate
@@ -295,16 +328,16 @@ class Shell(Generic[S, C, E]):
 
     def _planned(self, hot: _Hot[S], decision: Decision, hold: Hold | None, now_ms: int) -> Planned[S]:
         pending = () if hold is None else tuple(hold.pending)
-        planned = self._projected(hot, decision, pending, now_ms)
+        planned = self._projected(hot, decision, pending)
         code = self._oversized(hot, planned)
         if code is None:
             return planned
         decision = self._kind.decide(hot.state, self._kind.overflow(code), now_ms)
         if not decision.events:  # nothing has begun that could be ended
             decision = Decision([], Refusal(Problem(code, "The request is larger than a record may be.")))
-        return self._projected(hot, decision, pending, now_ms)
+        return self._projected(hot, decision, pending)
 
-    def _projected(self, hot: _Hot[S], decision: Decision, pending: Sequence[bytes], now_ms: int) -> Planned[S]:
+    def _projected(self, hot: _Hot[S], decision: Decision, pending: Sequence[bytes]) -> Planned[S]:
         state, feed = hot.state, hot.feed
         items = list(pending)
         events: list[Event] = []
@@ -325,18 +358,19 @@ class Shell(Generic[S, C, E]):
             beside,
             self._kind.standing(hot.state),
             self._kind.standing(state),
-            now_ms,
         )
 
     def _oversized(self, hot: _Hot[S], planned: Planned[S]) -> str | None:
-        if any(self._feed.too_large(item) for item in planned.items):
+        if any(self._feed.too_large(planned.feed, item) for item in planned.items):
             return "RESPONSE_TOO_LARGE"
         grown = hot.log_bytes + sum(len(event.data) for event in planned.encoded)
-        return "OPERATION_RECORD_LIMIT" if grown > self._log_bytes_max else None
+        most = self._kind.feed_max(hot.state)
+        overfull = most and hot.heads.feed_bytes + sum(map(len, planned.items)) > most
+        return "OPERATION_RECORD_LIMIT" if overfull or grown > self._log_bytes_max else None
 
     def _advance(self, hot: _Hot[S], planned: Planned[S], heads: Heads, command_id: str) -> None:
         hot.state, hot.feed, hot.heads = planned.state, planned.feed, heads
-        hot.version += len(planned.encoded)
+        hot.version = heads.log
         hot.log_bytes += sum(len(event.data) for event in planned.encoded)
         hot.handled[command_id] = list(planned.events)
         self.changed(hot.actor, hot.state)
@@ -374,12 +408,22 @@ class Shell(Generic[S, C, E]):
 
     async def _catch_up(self, hot: _Hot[S]) -> None:
         look = await self._store.look(hot.actor, hot.version, snapshot=not hot.version)
-        if look.snapshot is not None and not self._thawed(hot, look.snapshot):
+        if look.snapshot is not None and not look.heads.erased and not self._thawed(hot, look.snapshot):
             look = await self._store.look(hot.actor)
         hot.heads = look.heads
-        if look.entries:
+        if look.heads.erased:
+            await self._dig_up(hot, look)
+        elif look.entries:
             self._fold(hot, look.entries)
             self.changed(hot.actor, hot.state)
+
+    async def _dig_up(self, hot: _Hot[S], look: es.Look) -> None:
+        """Take an erased actor as its epitaph tells it; without one nothing is known of it but that it was."""
+        if look.snapshot is None and hot.version:
+            look = await self._store.look(hot.actor, snapshot=True)
+        hot.state, hot.version = self._kind.initial, look.heads.log
+        if look.snapshot is not None and look.snapshot.data:
+            hot.state = self._kind.evolve(self._kind.initial, self._kind.decode(look.snapshot.data))
 
     def _fold(self, hot: _Hot[S], entries: Sequence[es.Entry]) -> None:
         """Take *entries* in; the loop that a rebuild spends its time in, so nothing is looked up twice."""

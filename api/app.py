@@ -3,7 +3,8 @@
 It can be served as it is, or mounted under a prefix inside another application.
 """
 
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
 
 from litestar import Litestar, MediaType, Request, Response, asgi, get
 from litestar.types import Message, Receive, Scope, Send
@@ -12,7 +13,7 @@ from typing_extensions import override
 from api import pipeline, problems
 from api.answers import CALL, Call, answer, call_of
 from api.parts import Faults, Gate, Limits, Parts
-from api.wire import approvals, discovery, runs, tool_executions
+from api.wire import approvals, discovery, jobs, runs, sessions, tool_executions
 
 __all__ = ["Edge", "Faults", "Gate", "Limits", "Parts", "create_app"]
 
@@ -25,6 +26,27 @@ _PATHS: dict[pipeline.Route, str] = {
     "decisions": "/v1/approvals/decisions",
     "progress": "/v1/tool-executions/progress",
     "results": "/v1/tool-executions/results",
+    "session-create": "/v1/sessions/create",
+    "session-read": "/v1/sessions/read",
+    "session-delete": "/v1/sessions/delete",
+    "job-submit": "/v1/jobs/submit",
+    "job-read": "/v1/jobs/read",
+    "job-cancel": "/v1/jobs/cancel",
+    "job-events": "/v1/jobs/events",
+}
+Post: TypeAlias = Callable[[Parts, Call, Receive], Awaitable[None]]
+_POSTS: Mapping[pipeline.Route, Post] = {
+    "runs": runs.run,
+    "decisions": approvals.decide,
+    "progress": tool_executions.report,
+    "results": tool_executions.deliver,
+    "session-create": sessions.create,
+    "session-read": sessions.look,
+    "session-delete": sessions.delete,
+    "job-submit": jobs.submit,
+    "job-read": jobs.look,
+    "job-cancel": jobs.cancel,
+    "job-events": jobs.events,
 }
 
 
@@ -104,23 +126,15 @@ def _handlers(parts: Parts) -> list[Any]:
     async def providers(request: Request[Any, Any, Any]) -> Response[bytes]:
         return _json(await discovery.providers(parts, call_of(request.scope).admitted))
 
-    @asgi("/v1/runs", copy_scope=False)
-    async def run(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the call's own send is quicker
-        await runs.run(parts, call_of(scope), receive)
+    return [health, protocol, providers, *(_posted(parts, _PATHS[route], serve) for route, serve in _POSTS.items())]
 
-    @asgi("/v1/approvals/decisions", copy_scope=False)
-    async def decision(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the same
-        await approvals.decide(parts, call_of(scope), receive)
 
-    @asgi("/v1/tool-executions/progress", copy_scope=False)
-    async def progress(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the same
-        await tool_executions.report(parts, call_of(scope), receive)
+def _posted(parts: Parts, path: str, serve: Post) -> Any:
+    @asgi(path, copy_scope=False)
+    async def post(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the call's own send is quicker
+        await serve(parts, call_of(scope), receive)
 
-    @asgi("/v1/tool-executions/results", copy_scope=False)
-    async def result(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the same
-        await tool_executions.deliver(parts, call_of(scope), receive)
-
-    return [health, protocol, providers, run, decision, progress, result]
+    return post
 
 
 def _json(body: bytes, status: int = 200) -> Response[bytes]:

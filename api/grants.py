@@ -8,14 +8,17 @@ import re
 from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from msgspec import Struct
 from typing_extensions import override
 
 from actors.decisions import Caller
-from actors.errors import Refused
-from actors.request import RunRequest
+from actors.errors import Problem, Refused
+from actors.events import RunAccepted
+from actors.jobs import May
+from actors.request import RunRequest, decoded_request
+from actors.sessions import Holder
 
 JobGrant: TypeAlias = Literal["submit", "read", "cancel"]
 SessionGrant: TypeAlias = Literal["create", "read", "continue", "delete"]
@@ -26,6 +29,8 @@ NAMES_MAX = 256
 APPLICATION_TOOLS_MAX = 32
 TOKEN_CHARS_MIN = 32
 BEARER_CHARS_MAX = 4_096
+
+FORBIDDEN = Problem("FORBIDDEN", "This token does not allow the operation.")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TOOL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
@@ -122,6 +127,18 @@ class Principal(Struct, frozen=True):
         return self.policy.subject
 
 
+class Principals(Protocol):
+    """Who knows principals: static tokens, or whatever an embedding program has."""
+
+    def principal(self, bearer: str) -> Principal | None:
+        """Who sent *bearer*."""
+        ...
+
+    def durable(self, principal_id: str) -> Principal | None:
+        """Who the principal of this id is now, if it still is one: what its credential may do without being presented."""
+        ...
+
+
 class Tokens:
     """All static tokens of a host.
 
@@ -141,6 +158,10 @@ class Tokens:
             if compare_digest(digest, asked):
                 found = principal
         return found
+
+    def durable(self, principal_id: str) -> Principal | None:
+        """Whose entry has this id; it is no secret."""
+        return next((principal for _, principal in self._known if principal.id == principal_id), None)
 
 
 def token_digest(token: str) -> str:
@@ -169,7 +190,49 @@ def allows_run(principal: Principal, request: RunRequest) -> Refused | None:
         and (request.session is None or "continue" in policy.sessions)
     ):
         return None
-    return Refused("FORBIDDEN", "This token does not allow the operation.")
+    return _forbidden()
+
+
+def job_principals(known: Principals, presented: Principal, operation: JobGrant) -> tuple[Principal, Principal]:
+    """Those whose grants together bound a call about jobs: *presented*, and the same principal as it is now (jobs §3).
+
+    Raises:
+        Refused: FORBIDDEN, it is gone, is another subject's by now, or one of both does not allow the *operation*.
+    """
+    now = known.durable(presented.id)
+    if now is None or now.subject != presented.subject:
+        raise _forbidden()
+    if operation not in presented.policy.jobs or operation not in now.policy.jobs:
+        raise _forbidden()
+    return presented, now
+
+
+def may_use_job(*principals: Principal) -> May:
+    """Whether all *principals* may run what a stored job runs: its provider, tools and corpus."""
+
+    def may(accepted: RunAccepted) -> bool:
+        request = decoded_request(accepted.request)
+        return all(allows_run(principal, request) is None for principal in principals)
+
+    return may
+
+
+def still_allows(known: Principals, accepted: RunAccepted) -> Problem | None:
+    """Why a job may not be taken up for the principal that submitted it (jobs §3), or nothing."""
+    now = known.durable(accepted.principal)
+    if now is None or now.subject != accepted.subject or "submit" not in now.policy.jobs:
+        return FORBIDDEN
+    return None if may_use_job(now)(accepted) else FORBIDDEN
+
+
+def holder_of(principal: Principal) -> Holder:
+    """Who asks for sessions, and what *principal* may do with them."""
+    policy = principal.policy
+
+    def may_use(provider: str) -> bool:
+        return provider in policy.providers
+
+    return Holder(policy.subject, may_use, frozenset(policy.sessions))
 
 
 def waived(principal: Principal) -> frozenset[str]:
@@ -189,3 +252,7 @@ def caller_of(principal: Principal) -> Caller:
         return provider in policy.providers and tool in executed
 
     return Caller(policy.subject, may_decide, may_execute)
+
+
+def _forbidden() -> Refused:
+    return Refused(FORBIDDEN.code, FORBIDDEN.message)

@@ -11,7 +11,10 @@ import msgspec
 
 from actors.errors import Problem
 from actors.request import RunRequest
+from actors.shapes import SAFE
 from api.problems import STATUSES
+from api.wire.jobs import JobInfo, Page
+from api.wire.sessions import Forgotten, Snapshot
 from projections.wire_feed import Result
 
 Schema: TypeAlias = dict[str, Any]
@@ -132,6 +135,51 @@ _RECEIPT: Schema = {
     "required": [*_IDS, "status"],
     "properties": {**_IDS, "status": {"enum": ["progress", "accepted"]}},
 }
+_SESSION_ID: Schema = {"type": "string", "pattern": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"}
+_JOB_ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
+_TIMES: Mapping[str, Schema] = {name: {"format": "date-time"} for name in ("createdAt", "updatedAt", "expiresAt")}
+_NAMES = {"Snapshot": "SessionSnapshot", "Forgotten": "SessionDeleted", "Page": "JobPage"}
+"""What the types are called here that have shorter names where they live."""
+_TOLD: Mapping[str, Mapping[str, Schema]] = {
+    "SessionInfo": {"id": _SESSION_ID, "revision": {"minimum": 0, "maximum": SAFE}, **_TIMES},
+    "SessionDeleted": {"id": _SESSION_ID, "deleted": {"const": True}},
+    "JobInfo": {"id": _JOB_ID, "runId": _JOB_ID, "cursor": {"minimum": 0}, **_TIMES},
+    "JobPage": {
+        "events": {"maxItems": 100, "items": {"type": "object", "required": ["type", "runId", "sequence"]}},
+        "nextCursor": {"minimum": 0},
+    },
+}
+"""What the types do not say of the answers about sessions and jobs."""
+
+
+def _strict(required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> Schema:
+    """An object with no other members."""
+    members = {**required, **optional}
+    return {"type": "object", "required": list(required), "additionalProperties": False, "properties": members}
+
+
+_SESSION_CREATION = _strict(
+    {
+        "provider": {"type": "string", **_BOUNDS["provider"]},
+        "model": {"type": "string", **_BOUNDS["model"]},
+        "mode": {"enum": ["history", "native"]},
+    },
+    {
+        "history": {"type": "array", "items": {"$ref": "#/components/schemas/PastMessage"}, **_BOUNDS["history"]},
+        "instructions": {"type": "string", **_BOUNDS["instructions"]},
+    },
+)
+_JOB_SUBMISSION = _strict(
+    {
+        "key": {"type": "string", **_BOUNDS["idempotencyKey"]},
+        "request": {"$ref": "#/components/schemas/RunRequest"},
+    },
+    {},
+)
+_JOB_CURSOR = _strict(
+    {"id": _JOB_ID, "after": {"type": "integer", "minimum": 0, "maximum": SAFE}},
+    {"limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 100}},
+)
 _OURS: Mapping[str, Schema] = {
     "Health": _HEALTH,
     "Protocol": _PROTOCOL,
@@ -142,6 +190,11 @@ _OURS: Mapping[str, Schema] = {
     "ExecutionProgress": _PROGRESS,
     "ExecutionResult": _DELIVERY,
     "ExecutionReceipt": _RECEIPT,
+    "SessionCreation": _SESSION_CREATION,
+    "SessionNamed": _strict({"id": _SESSION_ID}, {}),
+    "JobSubmission": _JOB_SUBMISSION,
+    "JobNamed": _strict({"id": _JOB_ID}, {}),
+    "JobCursor": _JOB_CURSOR,
 }
 _STREAM: Schema = {
     "type": "string",
@@ -177,6 +230,23 @@ def document() -> Schema:
                     "deliver", "Give the result of a tool execution, once.", "ExecutionResult", "ExecutionReceipt"
                 )
             },
+            "/v1/sessions/create": {
+                "post": _post("createSession", "Begin a conversation.", "SessionCreation", "SessionSnapshot")
+            },
+            "/v1/sessions/read": {
+                "post": _post("readSession", "Look at a conversation.", "SessionNamed", "SessionSnapshot")
+            },
+            "/v1/sessions/delete": {
+                "post": _post(
+                    "deleteSession", "Forget a conversation, and cancel its turn.", "SessionNamed", "SessionDeleted"
+                )
+            },
+            "/v1/jobs/submit": {
+                "post": _post("submitJob", "Have a request run with nobody attached.", "JobSubmission", "JobInfo")
+            },
+            "/v1/jobs/read": {"post": _post("readJob", "Look at a job.", "JobNamed", "JobInfo")},
+            "/v1/jobs/cancel": {"post": _post("cancelJob", "End a job.", "JobNamed", "JobInfo")},
+            "/v1/jobs/events": {"post": _post("pageJob", "Read some of a job's events.", "JobCursor", "JobPage")},
         },
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
@@ -233,8 +303,14 @@ def _json(name: str) -> Schema:
 
 
 def _schemas() -> Schema:
-    _, found = msgspec.json.schema_components((RunRequest, Result, Problem), ref_template="#/components/schemas/{name}")
-    schemas: Schema = {name: _without_null(schema) for name, schema in found.items()}
+    types = (RunRequest, Result, Problem, Snapshot, Forgotten, JobInfo, Page)
+    _, found = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas: Schema = {_NAMES.get(name, name): _without_null(schema) for name, schema in found.items()}
+    for name, told in _TOLD.items():
+        schemas[name]["title"] = name
+        properties = schemas[name]["properties"]
+        for member, bounds in told.items():
+            properties[member] = properties[member] | bounds
     members = schemas["RunRequest"]["properties"]
     for name, bounds in _BOUNDS.items():
         members[name] = members[name] | bounds

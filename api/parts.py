@@ -12,9 +12,11 @@ from msgspec import Raw, Struct
 from actors.decisions import Caller, Decided
 from actors.errors import Refused
 from actors.foreground import Runs
-from actors.request import Catalog, Features
+from actors.jobs import PAGE_EVENTS_MAX, Job, JobPage, May, Submitter
+from actors.request import Catalog, Features, RunRequest
+from actors.sessions import Holder, Shown, Wanted
 from api import pipeline
-from api.grants import Tokens
+from api.grants import Principals
 
 FEATURES = (
     "json-results",
@@ -93,6 +95,42 @@ class Answers(Protocol):
         ...
 
 
+class SessionStore(Protocol):
+    """Who keeps conversations, for any node; what each call refuses is said at `actors.sessions.Sessions`."""
+
+    async def create(self, holder: Holder, wanted: Wanted) -> Shown:
+        """Begin a conversation."""
+        ...
+
+    async def read(self, holder: Holder, session_id: str) -> Shown:
+        """Look at a conversation."""
+        ...
+
+    async def delete(self, holder: Holder, session_id: str) -> None:
+        """Forget a conversation, and cancel the turn that runs."""
+        ...
+
+
+class JobStore(Protocol):
+    """Who takes jobs on and shows them, for any node; what each call refuses is said at `actors.jobs.Jobs`."""
+
+    async def submit(self, caller: Submitter, key: str, request: RunRequest) -> Job:
+        """Take a job on, or find the one that *key* stands for."""
+        ...
+
+    async def read(self, subject: str, job_id: str, may: May) -> Job:
+        """Look at a job."""
+        ...
+
+    async def cancel(self, subject: str, job_id: str, may: May) -> Job:
+        """End a job that has not ended."""
+        ...
+
+    async def page(self, subject: str, job_id: str, may: May, after: int, limit: int = PAGE_EVENTS_MAX) -> JobPage:
+        """Read some of a job's events."""
+        ...
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     """Bounds that hold on any server; our own adds those of `server.Bounds`."""
 
@@ -148,8 +186,12 @@ class Parts:
     runs: Runs
     answers: Answers
     catalog: Catalog
-    tokens: Tokens
+    tokens: Principals
     discovery: Listing
+    sessions: SessionStore | None = None
+    """None where sessions are not configured."""
+    jobs: JobStore | None = None
+    """None where jobs are not configured."""
     gate: Gate = field(default_factory=Gate)
     allowed_origins: frozenset[str] = frozenset()
     features: tuple[str, ...] = ALWAYS
@@ -158,9 +200,14 @@ class Parts:
     faults: Faults = field(default_factory=Faults)
 
 
-def advertised(names: Collection[str], features: Features = _NO_FEATURES) -> tuple[str, ...]:
-    """*names* and what *features* add, in the protocol's order, our own features after all of the protocol's."""
-    added = {"interactive-approvals": features.approvals, "application-tools": features.application_tools}
+def advertised(names: Collection[str], features: Features = _NO_FEATURES, *, jobs: bool = False) -> tuple[str, ...]:
+    """*names* and what *features* and *jobs* add, in the protocol's order, our own after all of the protocol's."""
+    added = {
+        "durable-jobs": jobs,
+        "conversation-sessions": features.sessions,
+        "interactive-approvals": features.approvals,
+        "application-tools": features.application_tools,
+    }
     told = {*names, *(name for name, has in added.items() if has)}
     known = tuple(name for name in FEATURES if name in told)
     return known + tuple(sorted(told - set(FEATURES)))

@@ -12,13 +12,27 @@ from msgspec import Struct
 
 from actors.errors import Problem
 from api import problems
-from api.grants import BEARER_CHARS_MAX, Principal, Tokens
+from api.grants import BEARER_CHARS_MAX, Principal, Principals
 
 Line: TypeAlias = tuple[bytes, bytes]
 Lines: TypeAlias = tuple[Line, ...]
 State: TypeAlias = Literal["starting", "open", "closing"]
 Route: TypeAlias = Literal[
-    "health", "protocol", "providers", "providers-refreshed", "runs", "decisions", "progress", "results"
+    "health",
+    "protocol",
+    "providers",
+    "providers-refreshed",
+    "runs",
+    "decisions",
+    "progress",
+    "results",
+    "session-create",
+    "session-read",
+    "session-delete",
+    "job-submit",
+    "job-read",
+    "job-cancel",
+    "job-events",
 ]
 
 TARGET = "runstream.target"
@@ -33,6 +47,13 @@ ROUTES: Mapping[tuple[str, bytes], Route] = {
     ("POST", b"/v1/approvals/decisions"): "decisions",
     ("POST", b"/v1/tool-executions/progress"): "progress",
     ("POST", b"/v1/tool-executions/results"): "results",
+    ("POST", b"/v1/sessions/create"): "session-create",
+    ("POST", b"/v1/sessions/read"): "session-read",
+    ("POST", b"/v1/sessions/delete"): "session-delete",
+    ("POST", b"/v1/jobs/submit"): "job-submit",
+    ("POST", b"/v1/jobs/read"): "job-read",
+    ("POST", b"/v1/jobs/cancel"): "job-cancel",
+    ("POST", b"/v1/jobs/events"): "job-events",
 }
 
 JSON: Line = (b"content-type", b"application/json; charset=utf-8")
@@ -58,7 +79,7 @@ _BEARER = re.compile(rb"Bearer ([!-~]{1,%d})" % BEARER_CHARS_MAX)
 class Rules(Struct, frozen=True):
     """What the checks go by; *body_bytes_max* bounds a request's body."""
 
-    tokens: Tokens
+    tokens: Principals
     origins: frozenset[bytes] = frozenset()
     tls: bool = False
     body_bytes_max: int = 1_000_000
@@ -164,7 +185,7 @@ def _value(head: Head, name: bytes) -> bytes | None:
     return b", ".join(found) if found else None
 
 
-def _principal(tokens: Tokens, head: Head) -> Principal | None:
+def _principal(tokens: Principals, head: Head) -> Principal | None:
     found = _BEARER.fullmatch(_value(head, b"authorization") or b"")
     return tokens.principal(found[1].decode("ascii")) if found else None
 

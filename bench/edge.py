@@ -17,6 +17,7 @@ import uvloop
 
 from actors.foreground import Attended
 from actors.request import RunRequest
+from actors.sessions import Holder
 from api.app import create_app
 from api.server import Config, Listening, serve
 from eventstore.store import Item
@@ -73,6 +74,7 @@ class PreparedRuns:
         subject: str,  # noqa: ARG002
         streamed: bool,  # noqa: ARG002
         waived: frozenset[str] = frozenset(),  # noqa: ARG002
+        holder: Holder | None = None,  # noqa: ARG002
     ) -> AsyncGenerator[Attended, None]:
         """Attend it."""
         yield self.run

@@ -9,8 +9,9 @@ from msgspec import Raw
 
 from actors import run
 from actors.decisions import Caller
+from actors.dispatch import POOL
 from actors.events import ToolFact
-from actors.node import POOL, NodeSettings, mono_ms
+from actors.node import NodeSettings, mono_ms
 from actors.plan import Claiming, Hold
 from actors.ports import ModelContext, ModelRequest, Probe, ProviderInfo, ToolCall, ToolMessage, Turn
 from actors.request import Features
@@ -108,5 +109,5 @@ async def start_job(host: Host) -> str:
     told = await around.shell.tell(
         run_id, command, command_id=claim.holder, claim=claiming, fresh=True, not_after_ms=permit.begin_by_ms
     )
-    host.node.execute(told.state, Hold(run_id, told.heads.epoch, told.heads.feed), sent, claim)
+    host.node.execute(told.state, Hold.of(run_id, told.heads), sent, claim)
     return run_id

@@ -5,19 +5,21 @@
 -- ARGV    1 command id   2 PUBLISH or SPUBLISH   3 hash tag   4 MORE: empty, or
 --         <parts>,<not before>,<not after>,<due members>,<list members>,<outbox entries>,<1 if work is set>
 --         for each part: actor, log head or empty, feed head or empty for *next*, epoch or empty,
---           CHANGE: empty, or <lease ms>,<1 if it ends>,<1 if it is erased>,<- or =owner>
---           number of events, number of items, for each event: items before its end, bytes; for each item: bytes
+--           CHANGE: empty, or <lease ms>,<1 if it ends>,<1 if it is erased, 2 if its feed is trimmed>,<- or =owner>
+--           number of events, number of items, for each event: items before its end, bytes; for each item: bytes;
+--           of a part that is erased, and of no other: its epitaph, or empty
 --         for each due member: <actor>|<reason>, time or empty to clear
 --         for each list member: member, score or empty to clear
 --         for each outbox entry: bytes
 -- Returns {code, Redis time, then for each part: first item number or 0, heads in the order of FIELDS}
---         code: 0 written, 1 written before, 2 conflict, 3 fenced, 4 ended, 5 lost, 6 outside the window;
+--         code: 0 written, 1 written before, 2 conflict (of a trim too: its actor has not ended), 3 fenced, 4 ended,
+--         5 lost, 6 outside the window;
 --         for 5 the number of the part follows the time, for 6 nothing does
 --
 -- Log entry: e bytes, w feed head after it, c command id (first of an append). Feed entry: i bytes, c likewise.
 -- Heads: l log, w feed, wb its bytes, lo oldest kept, t last time, e epoch, o owner, u lease end, x ended, d erased;
--- k is the command of the last change of owner, end or erasure, by which a repeat of it is seen.
--- Heads that exist have all fields but k.
+-- k is the command of the last change of owner, end, erasure or trim, by which a repeat of it is seen.
+-- Heads that exist have all fields but k. The snapshot of an erased actor is <log head>:<the first epitaph it was given>.
 -- All checks come before the first write, streams before heads: a script that fails is not rolled back.
 
 local call, tonumber, match = redis.call, tonumber, string.match
@@ -45,11 +47,12 @@ for i = 1, count do
     x = tonumber(h[9]) or 0, d = tonumber(h[10]) or 0, k = h[11], first = 0, new = not h[1],
   }
   if part.change ~= '' then
-    local lease, ends, erases, owner = match(part.change, '(%d+),(%d),(%d),(.*)')
-    part.lease, part.ends, part.erases = tonumber(lease), ends == '1', erases == '1'
+    local lease, ends, goes, owner = match(part.change, '(%d+),(%d),(%d),(.*)')
+    part.lease, part.ends, part.erases, part.trims = tonumber(lease), ends == '1', goes == '1', goes == '2'
     part.owner = match(owner, '^=(.*)')
   end
   at = part.at + 2 * part.events + part.items
+  if part.erases then part.epitaph, at = ARGV[at], at + 1 end
   parts[i] = part
 end
 
@@ -91,18 +94,19 @@ for i = 1, count do
   if p.epoch and p.epoch ~= p.e then return answer(3) end
 end
 for i = 1, count do
-  if parts[i].x == 1 and not parts[i].erases then return answer(4) end
+  if parts[i].x == 1 and not (parts[i].erases or parts[i].trims) then return answer(4) end
 end
 for i = 1, count do
   local p = parts[i]
   if (p.want_l and p.want_l ~= p.l) or (p.want_w and p.want_w ~= p.w) then return answer(2) end
+  if p.trims and p.x == 0 then return answer(2) end
 end
 
--- a stream that a part names or writes exists exactly if its head is above zero
+-- a stream that a part names or writes exists exactly if its head is not below the oldest it keeps
 -- (where one stream is all there is to write, its first XADD makes sure of it)
 local plain = more == '' and parts[1].change == ''
-local function absent(key, head)
-  return (call('EXISTS', key) == 1) ~= (head > 0)
+local function absent(key, head, oldest)
+  return (call('EXISTS', key) == 1) ~= (head >= oldest)
 end
 for i = 1, count do
   local p = parts[i]
@@ -111,9 +115,9 @@ for i = 1, count do
     p.sure = p.feed
   elseif plain and p.l > 0 and not feed and p.events > 0 then
     p.sure = p.log
-  elseif log and feed and p.l > 0 and p.w > 0 then
+  elseif log and feed and p.l > 0 and p.w >= p.lo then
     if call('EXISTS', p.log, p.feed) ~= 2 and p.d == 0 then return {5, now, i} end
-  elseif p.d == 0 and ((log and absent(p.log, p.l)) or (feed and absent(p.feed, p.w))) then
+  elseif p.d == 0 and ((log and absent(p.log, p.l, 1)) or (feed and absent(p.feed, p.w, p.lo))) then
     return {5, now, i}
   end
 end
@@ -172,8 +176,13 @@ for i = 1, count do
     if ends then p.x, p.e = 1, p.e + 1 end
     local due, lease = KEYS[3 * count + 1], p.actor .. '|lease'
     if p.erases then
+      local snapshot = KEYS[3 * count + 2 + i]
+      if p.d == 0 then call('UNLINK', p.log, p.feed, snapshot) end
+      if p.epitaph ~= '' then call('SET', snapshot, p.l .. ':' .. p.epitaph, 'NX') end
       p.d, p.lo = 1, p.w + 1
-      call('UNLINK', p.log, p.feed, KEYS[3 * count + 2 + i])
+    elseif p.trims then
+      p.lo = p.w + 1
+      call('UNLINK', p.feed)
     end
     call('HSET', p.heads, 'l', p.l, 'w', p.w, 'wb', p.wb, 'lo', p.lo, 't', p.t, 'e', p.e, 'o', p.o, 'u', p.u,
       'x', p.x, 'd', p.d, 'k', command)

@@ -30,6 +30,10 @@ def _flaw(part: Part) -> str | None:
         return "an event counts more items than its part has"
     if part.erase and (part.events or part.items or part.owner):
         return "an erasure writes nothing and claims nothing"
+    if part.epitaph and not part.erase:
+        return "an epitaph is what an erasure leaves"
+    if part.trim and part != Part(actor=part.actor, log=part.log, trim=True):
+        return "a trim names the exact log and does nothing else to its actor"
     if part.owner and part.epoch is None and not part.events:
         return "a claim without event names the epoch it found, so that a late repeat is fenced"
     return None
@@ -50,6 +54,11 @@ def partition(append: Append, partitions: int) -> int:
     return first
 
 
+def marks(part: Part) -> bool:
+    """Whether *part* changes owner, end or what is kept: a repeat of that is seen by its command alone."""
+    return part.owner is not None or part.ended or part.erase or part.trim
+
+
 def after(part: Part, heads: Heads, now_ms: int) -> Heads:
     """The heads once *part* is written at *now_ms* over *heads*."""
     ends = (part.ended or part.erase) and not heads.ended
@@ -60,7 +69,7 @@ def after(part: Part, heads: Heads, now_ms: int) -> Heads:
         log=heads.log + len(part.events),
         feed=feed,
         feed_bytes=heads.feed_bytes + sum(map(len, part.items)),
-        oldest=feed + 1 if part.erase else heads.oldest,
+        oldest=feed + 1 if part.erase or part.trim else heads.oldest,
         last_ms=max(heads.last_ms, now_ms) if part.events else heads.last_ms,
         epoch=heads.epoch + ends + claims,
         owner=(part.owner or "") if claims else heads.owner if held else "",

@@ -17,18 +17,18 @@ from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
     "heads", "log", "feed", "snapshot", "due", "listed", "outbox", "barrier", "meta",
-    "held", "by", "line", "turn", "asked", "gone",
+    "held", "by", "line", "turn", "asked", "gone", "queue", "qturn",
 ]  # fmt: skip
 
 LIFETIMES: Final = MappingProxyType[Kind, str](
     {
         "heads": "permanent: the tombstone of an erased actor too",
         "log": "goes when its actor is erased",
-        "feed": "goes when its actor is erased",
-        "snapshot": "goes when its actor is erased",
+        "feed": "goes when its actor is erased or trimmed",
+        "snapshot": "goes when its actor is erased; an epitaph in its place is permanent",
         "due": "permanent; empty, and so absent, when nothing is due",
         "listed": "goes with its last member",
-        "outbox": "permanent; its reader trims what it has carried out",
+        "outbox": "permanent; a janitor prunes what is older than promised",
         "barrier": "permanent: one counter",
         "meta": "permanent: what the deployment pins",
         "held": "goes with the last permit of its pool",
@@ -37,6 +37,8 @@ LIFETIMES: Final = MappingProxyType[Kind, str](
         "turn": "goes with the last waiter",
         "asked": "goes with the last waiter",
         "gone": "30 s after its permit was given back",
+        "queue": "goes with the last job that waits for a node",
+        "qturn": "goes with the last job that waits for a node",
     }
 )
 """How long a key of each kind lives. Only the ledger's have TTLs: what else ends, ends by an append."""
@@ -46,6 +48,7 @@ _SLOTS: Final = 16_384
 _PER_NAME: Final[dict[str, Kind]] = {
     "h": "heads", "l": "log", "w": "feed", "s": "snapshot", "z": "listed",
     "held": "held", "by": "by", "line": "line", "turn": "turn", "asked": "asked", "gone": "gone",
+    "queue": "queue", "qturn": "qturn",
 }  # fmt: skip
 _SINGLE: Final[dict[str, Kind]] = {"due": "due", "out": "outbox", "barrier": "barrier", "meta": "meta"}
 _KEY: Final = pattern(r"\{(?:g|\d+(?:\.\d+)?)\}:(\w+)(?s::(.+))?")
@@ -123,7 +126,7 @@ def meta(tag: str) -> str:
     return f"{tag}:meta"
 
 
-def ledger(word: Literal["held", "by", "line", "turn", "asked", "gone"], pool: str) -> str:
+def ledger(word: Literal["held", "by", "line", "turn", "asked", "gone", "queue", "qturn"], pool: str) -> str:
     """One of the keys of *pool*, as `ledger.lua` lists them."""
     return f"{LEDGER_TAG}:{word}:{pool}"
 
@@ -141,6 +144,11 @@ def node_channel(tag: str, node: str) -> str:
 def work_channel(tag: str) -> str:
     """Where idle nodes hear of work."""
     return f"{tag}:work"
+
+
+def room_channel() -> str:
+    """Where every node hears that queued jobs may find room; with the ledger's tag."""
+    return f"{LEDGER_TAG}:room"
 
 
 def kind_of(key: str) -> Kind | None:

@@ -1,32 +1,41 @@
--- The ledger: the permits of one pool over all nodes, and its waiting line, in one atomic step.
+-- The ledger: the permits of one pool over all nodes, its waiting line and its queue, in one atomic step.
 --
 -- KEYS  1 held   zset    holder -> Redis time by which it must have begun; 0 once begun
---       2 by     hash    "s|<subject>" and "a|<account>" -> permits held, changed only together with `held`;
---                        "h|<holder>" -> "<place>|<begin within>|<per subject>|<per account>|<subject>|<account>|<node>";
+--       2 by     hash    "total", "s|<subject>", "a|<account>" and "n|<node>" -> weight of the permits held, changed
+--                        only together with `held`;
+--                        "h|<holder>" -> its record, see `record` and `held_record`; a queued one begins with "q";
 --                        "place" -> the last number given to a place or a turn;
 --                        "seen" -> time of the last call that met a line; "awake" -> see tick
 --       3 line   zset    "<subject>|<account>|<place>|<holder>", all scored 0, so the order is that of bytes
 --       4 turn   zset    subject with waiting work -> its turn; the lowest is next
 --       5 asked  zset    waiting holder -> what "awake" was when it last asked
 --       6 gone   string  until when a `begun` of this holder counts as late: it gave its permit back
--- ARGV  1 verb: take, begun or give    2 holder    3 publish command    4 channel of a node, without the node
---       take and give: 5 total (0 is no bound, as for every cap)
---       take: 6 begin within ms    7 per subject    8 per account    9 queue total (0 is no line)
---             10 queue per subject    11 subject    12 account (or empty)    13 node
---       begun: 5 subject    6 account    7 node
+--       7 queue  zset    as `line`, for what any node may take up; its places are the times it was queued at
+--       8 qturn  zset    as `turn`, for subjects with queued work
+-- ARGV  1 verb: take, begun, give, enlist or dispatch    2 holder (dispatch: or empty)    3 publish command
+--       4 channel of a node, without the node    5 channel where all nodes hear of room
+--       all but begun: 6 total (0 is no bound, as for every cap)
+--       take and enlist: 7 begin within ms    8 per subject    9 per account    10 per node
+--             11 weight    12 subject    13 account (or empty)    14 node
+--       take: 15 queue total (0 is no line)    16 queue per subject    enlist: 15 queued at ms
+--       begun: 6 weight    7 subject    8 account    9 node
+--       dispatch: 7 per node    8 most    9 node
 -- Names of subjects and accounts come quoted: none contains "|".
--- Answers {granted | queued | busy | full | done, begin by, Redis time}. The only check that can refuse is the first.
+-- Answers {granted | queued | busy | full | done, begin by, Redis time}; dispatch goes on with holder, begin by, ...
+-- The only check that can refuse is the first.
 
-local HELD, BY, LINE, TURN, ASKED, GONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local HELD, BY, LINE, TURN, ASKED, GONE, QUEUE, QTURN =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local REAPED_MAX = 64 -- lapsed permits, and silent waiters, taken off by one call
-local SUBJECTS_MAX = 32 -- looks at a subject by one call
+local SUBJECTS_MAX = 32 -- looks at a subject by one call, in each of line and queue
 local ACCOUNTS_MAX = 256 -- accounts of one subject that are looked at; a host is configured with far fewer
 local GONE_MS = 30000
 local SILENT_MS, STEP_MS = 15000, 3000
+local RECORD = "^(q?)(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)|(.*)$"
 local unpack = unpack or table.unpack
 
 local verb, holder = ARGV[1], ARGV[2]
-if #KEYS ~= 6 or #ARGV ~= ({ take = 13, begun = 7, give = 5 })[verb] then
+if #KEYS ~= 8 or #ARGV ~= ({ take = 16, begun = 9, give = 6, enlist = 15, dispatch = 9 })[verb] then
   return redis.error_reply("ERR ledger: unknown verb, or a wrong number of keys or arguments")
 end
 
@@ -37,18 +46,32 @@ local function text(number)
   return string.format("%.0f", number)
 end
 
-local lined = redis.call("ZCARD", LINE) > 0 -- mostly nobody waits, and then nothing about waiters needs to be asked
+local function padded(number)
+  return string.format("%016.0f", number)
+end
 
 local function answer(taken, begin_by)
   return { taken, text(begin_by), text(now) }
 end
 
-local function below(count, cap)
-  return cap == 0 or count < cap
+local begun_by = verb == "begun" and redis.call("ZSCORE", HELD, holder)
+if begun_by then
+  if tonumber(begun_by) ~= 0 then
+    redis.call("ZADD", HELD, 0, holder)
+  end
+  local tail = "|" .. table.concat(ARGV, "|", 6) -- weight, subject, account and node, as `record` ends
+  if string.sub(redis.call("HGET", BY, "h|" .. holder) or "", -#tail) == tail then
+    return answer("done", 0)
+  end
 end
 
-local function held_below(field, cap)
-  return cap == 0 or tonumber(redis.call("HGET", BY, field) or 0) < cap
+-- Mostly nobody waits and nothing is queued, and then nothing about them needs to be asked.
+local listed = redis.call("EXISTS", LINE, QUEUE) > 0
+local lined = listed and redis.call("EXISTS", LINE) > 0
+local freed = false -- whether this call gave something back
+
+local function below(count, cap)
+  return cap == 0 or count < cap
 end
 
 local function next_place()
@@ -56,39 +79,71 @@ local function next_place()
 end
 
 local function record(who)
-  return table.concat(
-    { who.place, text(who.within), text(who.per_subject), text(who.per_account), who.subject, who.account, who.node }, "|")
+  return table.concat({
+    who.queued .. who.place, text(who.within), text(who.per_subject), text(who.per_account), text(who.per_node),
+    text(who.weight), who.subject, who.account, who.node,
+  }, "|")
+end
+
+-- The record of a holder whose permit is out: it has no place any more, and its caps were for waiting.
+local NO_PLACE = "0|0|0|0|0|"
+
+local function held_record(who)
+  return NO_PLACE .. text(who.weight) .. "|" .. who.subject .. "|" .. who.account .. "|" .. who.node
+end
+
+local function read_held(name)
+  local weight, subject, account, node =
+    string.match(redis.call("HGET", BY, "h|" .. name) or "", "^(%d+)|([^|]*)|([^|]*)|(.*)$", #NO_PLACE + 1)
+  return weight and { weight = tonumber(weight), subject = subject, account = account, node = node }
 end
 
 local function read(name)
-  local place, within, per_subject, per_account, subject, account, node =
-    string.match(redis.call("HGET", BY, "h|" .. name), "^(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)|(.*)$")
-  return {
-    place = place, within = tonumber(within), per_subject = tonumber(per_subject),
-    per_account = tonumber(per_account), subject = subject, account = account, node = node,
+  local queued, place, within, per_subject, per_account, per_node, weight, subject, account, node =
+    string.match(redis.call("HGET", BY, "h|" .. name) or "", RECORD)
+  return queued and {
+    queued = queued, place = place, within = tonumber(within), per_subject = tonumber(per_subject),
+    per_account = tonumber(per_account), per_node = tonumber(per_node), weight = tonumber(weight),
+    subject = subject, account = account, node = node,
   }
 end
 
--- Counts one permit of *who* more or less; its record goes with the last write, so there are two at most.
-local function count(name, who, step)
-  local fields = { "s|" .. who.subject }
-  if who.account ~= "" then
-    fields[2] = "a|" .. who.account
-  end
-  local kept, set, drop = redis.call("HMGET", BY, unpack(fields)), {}, {}
-  if step > 0 then
-    set = { "h|" .. name, record(who) }
+-- Weights held in all, and by the subject, account and node of *who*; one more field of `by` comes along.
+local function sums(who, field)
+  return redis.call(
+    "HMGET", BY, "total", "s|" .. who.subject, "a|" .. who.account, "n|" .. who.node, field or "total")
+end
+
+local function fits(kept, who, total, per_node, more)
+  return (total == 0 or tonumber(kept[1] or 0) + more <= total)
+    and (who.per_subject == 0 or tonumber(kept[2] or 0) + more <= who.per_subject)
+    and (who.per_account == 0 or who.account == "" or tonumber(kept[3] or 0) + more <= who.per_account)
+    and (per_node == 0 or tonumber(kept[4] or 0) + more <= per_node)
+end
+
+-- Counts the weight of *who* more (sign 1) or less (-1); its record goes with the last write, so there are two at most.
+local function count(name, who, sign, kept)
+  kept = kept or sums(who)
+  local set, drop = {}, {}
+  if sign > 0 then
+    set = { "h|" .. name, held_record(who) }
   else
     drop = { "h|" .. name }
   end
-  for index, field in ipairs(fields) do
-    local left = tonumber(kept[index] or 0) + step
+  local function put(field, before)
+    local left = tonumber(before or 0) + sign * who.weight
     if left > 0 then
       set[#set + 1], set[#set + 2] = field, text(left)
     else
       drop[#drop + 1] = field
     end
   end
+  put("total", kept[1])
+  put("s|" .. who.subject, kept[2])
+  if who.account ~= "" then
+    put("a|" .. who.account, kept[3])
+  end
+  put("n|" .. who.node, kept[4])
   if #set > 0 then
     redis.call("HSET", BY, unpack(set))
   end
@@ -97,34 +152,52 @@ local function count(name, who, step)
   end
 end
 
-local function waiting_of(subject)
-  return redis.call("ZLEXCOUNT", LINE, "[" .. subject .. "|", "(" .. subject .. "}")
-end
-
-local function eligible(who)
-  return held_below("s|" .. who.subject, who.per_subject)
-    and (who.account == "" or held_below("a|" .. who.account, who.per_account))
-end
-
-local function hold(name, who, begin_by)
-  redis.call("ZADD", HELD, text(begin_by), name)
+-- Counts the permit of *name* on *node* with *weight* from now on.
+local function recount(name, who, weight, node)
+  count(name, who, -1)
+  freed = freed or weight < who.weight
+  who.weight, who.node = weight, node
   count(name, who, 1)
 end
 
-local function release(name)
-  if redis.call("ZREM", HELD, name) == 1 then
-    count(name, read(name), -1)
-  end
+local function hold(name, who, begin_by, kept)
+  redis.call("ZADD", HELD, text(begin_by), name)
+  count(name, who, 1, kept)
 end
 
--- Takes *name* off the line; whether its subject has more waiting work.
+local function release(name)
+  if redis.call("ZREM", HELD, name) == 0 then
+    return false
+  end
+  freed = true
+  local who = read_held(name)
+  if who then
+    count(name, who, -1)
+  end
+  return true
+end
+
+local function waiting_of(line, subject)
+  return redis.call("ZLEXCOUNT", line, "[" .. subject .. "|", "(" .. subject .. "}")
+end
+
+local function member(name, who)
+  return who.subject .. "|" .. who.account .. "|" .. who.place .. "|" .. name
+end
+
+-- Takes *name* off the line or the queue, whichever it is in; whether its subject has more work there.
 local function leave(name, who)
-  redis.call("ZREM", ASKED, name)
-  redis.call("ZREM", LINE, who.subject .. "|" .. who.account .. "|" .. who.place .. "|" .. name)
-  if waiting_of(who.subject) > 0 then
+  local line, turn = LINE, TURN
+  if who.queued == "q" then
+    line, turn = QUEUE, QTURN
+  else
+    redis.call("ZREM", ASKED, name)
+  end
+  redis.call("ZREM", line, member(name, who))
+  if waiting_of(line, who.subject) > 0 then
     return true
   end
-  redis.call("ZREM", TURN, who.subject)
+  redis.call("ZREM", turn, who.subject)
   return false
 end
 
@@ -132,9 +205,11 @@ local function waits(name)
   return lined and redis.call("ZSCORE", ASKED, name)
 end
 
+-- Forgets *name*, which holds nothing, if it waits or is queued.
 local function drop(name)
-  if waits(name) then
-    leave(name, read(name))
+  local who = read(name)
+  if who then
+    leave(name, who)
     redis.call("HDEL", BY, "h|" .. name)
   end
 end
@@ -142,7 +217,7 @@ end
 -- Silence is counted in time during which the ledger was spoken to, at most STEP_MS a call: an outage costs nobody's place.
 local function tick()
   local kept = redis.call("HMGET", BY, "seen", "awake")
-  local awake = tonumber(kept[2] or 0) + math.max(0, math.min(now - tonumber(kept[1]), STEP_MS))
+  local awake = tonumber(kept[2] or 0) + math.max(0, math.min(now - tonumber(kept[1] or now), STEP_MS))
   redis.call("HSET", BY, "seen", text(now), "awake", text(awake))
   return awake
 end
@@ -159,53 +234,80 @@ local function reap(awake)
   end
 end
 
--- The earliest waiter of *subject* that may have a permit: the heads of its accounts' lines are compared.
-local function first_of(subject)
-  local best, best_name
+local function give_back()
+  if not release(holder) then
+    drop(holder)
+  end
+  redis.call("SET", GONE, text(now + GONE_MS), "PX", GONE_MS)
+end
+
+if verb == "give" and not listed then -- the common case, before what is about lines is even defined
+  give_back()
+  reap()
+  return answer("done", 0)
+end
+
+-- The time by which *name* must begin, if it holds a permit; a lapsed one, beyond what one call reaps, goes.
+local function held_by(name)
+  local begin_by = redis.call("ZSCORE", HELD, name)
+  if begin_by and tonumber(begin_by) ~= 0 and tonumber(begin_by) <= now then
+    release(name)
+    return false
+  end
+  return begin_by
+end
+
+-- Whether *one* comes before *other* by bytes; `<` would go by the server's locale.
+local function precedes(one, other)
+  for at = 1, math.min(#one, #other) do
+    local left, right = string.byte(one, at), string.byte(other, at)
+    if left ~= right then
+      return left < right
+    end
+  end
+  return #one < #other
+end
+
+-- The earliest of *subject* in *line* that may have a permit: the heads of its accounts' lines are compared.
+local function first_of(line, subject, room_for)
+  local best, best_name, best_kept
   local from, to = "[" .. subject .. "|", "(" .. subject .. "}"
   for _ = 1, ACCOUNTS_MAX do
-    local found = redis.call("ZRANGEBYLEX", LINE, from, to, "LIMIT", 0, 1)[1]
+    local found = redis.call("ZRANGEBYLEX", line, from, to, "LIMIT", 0, 1)[1]
     if not found then
       break
     end
     local account, name = string.match(found, "^[^|]*|([^|]*)|%d+|(.*)$")
     local who = read(name)
-    if eligible(who) and (not best or who.place < best.place) then
-      best, best_name = who, name
+    local kept = room_for(who)
+    if kept and (not best or precedes(who.place .. name, best.place .. best_name)) then
+      best, best_name, best_kept = who, name, kept
     end
     from = "(" .. subject .. "|" .. account .. "}"
   end
-  return best, best_name
+  return best, best_name, best_kept
 end
 
-local function grant(name, who)
-  local more = leave(name, who)
-  hold(name, who, now + who.within)
-  redis.call(ARGV[3], ARGV[4] .. who.node, name)
-  return more
-end
-
--- Grants to whoever is next while there is room. A full fruitless rotation would leave the order as it is: nothing is
--- written for it. One that was cut short by SUBJECTS_MAX is, so the next call looks at other subjects.
-local function pump(total)
-  if not lined then
-    return
-  end
-  local room = total == 0 and SUBJECTS_MAX or total - redis.call("ZCARD", HELD)
+-- Grants to whoever is next in *line* while there is *room*, to *most* at most. A full fruitless rotation would leave
+-- the order as it is: nothing is written for it. One cut short by SUBJECTS_MAX is, so the next call looks at others.
+local function serve(line, turn, room, most, room_for, granted)
   if room <= 0 then
     return
   end
-  local ring, backs = redis.call("ZRANGE", TURN, 0, SUBJECTS_MAX - 1), {}
-  local head, size, fruitless = 1, #ring, 0
+  local ring, backs = redis.call("ZRANGE", turn, 0, SUBJECTS_MAX - 1), {}
+  local head, size, fruitless, served = 1, #ring, 0, 0
   for _ = 1, SUBJECTS_MAX do
-    if room <= 0 or fruitless == size then
+    if room <= 0 or fruitless == size or served == most then
       break
     end
     local subject = ring[head]
-    local who, name = first_of(subject)
+    local who, name, kept = first_of(line, subject, room_for)
     local stays = true
     if who then
-      stays, room, fruitless = grant(name, who), room - 1, 0
+      stays = leave(name, who)
+      hold(name, who, now + who.within, kept)
+      granted(name, who)
+      room, served, fruitless = room - who.weight, served + 1, 0
     else
       fruitless = fruitless + 1
     end
@@ -217,44 +319,103 @@ local function pump(total)
     end
   end
   local last = #backs
-  if fruitless == redis.call("ZCARD", TURN) then
+  if fruitless == redis.call("ZCARD", turn) then
     last = last - fruitless
   end
   for index = 1, last do
-    if redis.call("ZSCORE", TURN, backs[index]) then
-      redis.call("ZADD", TURN, next_place(), backs[index])
+    if redis.call("ZSCORE", turn, backs[index]) then
+      redis.call("ZADD", turn, next_place(), backs[index])
     end
   end
 end
 
+local function room_of(cap, count)
+  return cap == 0 and math.huge or cap - tonumber(count or 0)
+end
+
+-- Grants to those who wait in the line, and rings each on its node.
+local function pump(total)
+  if not lined then
+    return
+  end
+  serve(LINE, TURN, room_of(total, redis.call("HGET", BY, "total")), SUBJECTS_MAX, function(who)
+    local kept = sums(who)
+    return fits(kept, who, total, who.per_node, who.weight) and kept
+  end, function(name, who)
+    redis.call(ARGV[3], ARGV[4] .. who.node, name)
+  end)
+end
+
+-- Tells every node that the queue may find room, if this call gave something back.
+local function announce(total)
+  if freed and listed and redis.call("EXISTS", QUEUE) > 0 and room_of(total, redis.call("HGET", BY, "total")) > 0 then
+    redis.call(ARGV[3], ARGV[5], "")
+  end
+end
+
 if verb == "begun" then
-  if redis.call("ZSCORE", HELD, holder) then
-    redis.call("ZADD", HELD, 0, holder)
+  local weight, node = tonumber(ARGV[6]), ARGV[9]
+  if begun_by then
+    local who = read_held(holder)
+    if who and (who.weight ~= weight or who.node ~= node) then
+      recount(holder, who, weight, node)
+    end
   elseif tonumber(redis.call("GET", GONE) or 0) <= now then
     drop(holder)
-    local who = { place = "0", within = 0, per_subject = 0, per_account = 0 }
-    who.subject, who.account, who.node = ARGV[5], ARGV[6], ARGV[7]
-    hold(holder, who, 0)
+    hold(holder, { weight = weight, subject = ARGV[7], account = ARGV[8], node = node }, 0)
   end
   return answer("done", 0)
 end
 
-local total, awake = tonumber(ARGV[5]), lined and tick()
+local total, awake = tonumber(ARGV[6]), lined and tick()
 
 if verb == "give" then
-  release(holder)
-  drop(holder)
-  redis.call("SET", GONE, text(now + GONE_MS), "PX", GONE_MS)
+  give_back()
   reap(awake)
   pump(total)
+  announce(total)
   return answer("done", 0)
 end
 
+if verb == "dispatch" then
+  local per_node, most, node, done = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], answer("done", 0)
+  reap(awake)
+  pump(total)
+  local kept = redis.call("HMGET", BY, "total", "n|" .. node)
+  local room = math.min(room_of(total, kept[1]), room_of(per_node, kept[2]))
+  serve(QUEUE, QTURN, room, math.min(most, SUBJECTS_MAX), function(who)
+    who.node = node
+    local kept_now = sums(who)
+    return fits(kept_now, who, total, per_node, who.weight) and kept_now
+  end, function(name, who)
+    done[#done + 1], done[#done + 2] = name, text(now + who.within)
+  end)
+  announce(total)
+  return done
+end
+
 local who = {
-  place = "0", within = tonumber(ARGV[6]), per_subject = tonumber(ARGV[7]), per_account = tonumber(ARGV[8]),
-  subject = ARGV[11], account = ARGV[12], node = ARGV[13],
+  queued = "", place = "0", within = tonumber(ARGV[7]), per_subject = tonumber(ARGV[8]),
+  per_account = tonumber(ARGV[9]), per_node = tonumber(ARGV[10]), weight = tonumber(ARGV[11]),
+  subject = ARGV[12], account = ARGV[13], node = ARGV[14],
 }
-local queue_total, queue_per_subject = tonumber(ARGV[9]), tonumber(ARGV[10])
+
+if verb == "enlist" then
+  reap(awake)
+  local begin_by = held_by(holder)
+  pump(total)
+  if begin_by or redis.call("HEXISTS", BY, "h|" .. holder) == 1 then
+    announce(total)
+    return answer("done", 0)
+  end
+  who.queued, who.place = "q", padded(tonumber(ARGV[15]))
+  redis.call("DEL", GONE)
+  redis.call("HSET", BY, "h|" .. holder, record(who))
+  redis.call("ZADD", QUEUE, 0, member(holder, who))
+  redis.call("ZADD", QTURN, "NX", next_place(), who.subject)
+  redis.call(ARGV[3], ARGV[5], "")
+  return answer("done", 0)
+end
 
 if waits(holder) then
   local before = read(holder)
@@ -263,32 +424,51 @@ if waits(holder) then
   redis.call("ZADD", ASKED, text(awake), holder)
 end
 reap(awake)
+
+local begin_by = held_by(holder)
+local known = begin_by and read_held(holder)
+if known and who.weight < known.weight then
+  recount(holder, known, who.weight, known.node)
+end
 pump(total)
 
-local begin_by = redis.call("ZSCORE", HELD, holder)
-if begin_by and (tonumber(begin_by) == 0 or tonumber(begin_by) > now) then
-  return answer("granted", tonumber(begin_by))
-elseif begin_by then
-  release(holder) -- lapsed, and beyond what one call reaps
+if known and who.weight > known.weight then
+  known.per_subject, known.per_account = who.per_subject, who.per_account
+  if not fits(sums(known), known, total, who.per_node, who.weight - known.weight) then
+    announce(total)
+    return answer("busy", 0)
+  end
+  recount(holder, known, who.weight, known.node)
 end
-if waits(holder) then
+begin_by = begin_by or lined and redis.call("ZSCORE", HELD, holder) -- granted by this very call
+local kept = not begin_by and not waits(holder) and sums(who, "h|" .. holder)
+local granted = kept and fits(kept, who, total, who.per_node, who.weight)
+if granted then
+  if kept[5] then
+    leave(holder, read(holder))
+  end
+  redis.call("DEL", GONE)
+  begin_by = now + who.within
+  hold(holder, who, begin_by, kept)
+end
+announce(total)
+if begin_by then
+  return answer("granted", tonumber(begin_by))
+end
+if not kept or kept[5] then
   return answer("queued", 0)
 end
-if below(redis.call("ZCARD", HELD), total) and eligible(who) then
-  redis.call("DEL", GONE)
-  hold(holder, who, now + who.within)
-  return answer("granted", now + who.within)
-end
+local queue_total, queue_per_subject = tonumber(ARGV[15]), tonumber(ARGV[16])
 if queue_total == 0 then
   return answer("busy", 0)
 end
-if redis.call("ZCARD", LINE) >= queue_total or not below(waiting_of(who.subject), queue_per_subject) then
+if redis.call("ZCARD", LINE) >= queue_total or not below(waiting_of(LINE, who.subject), queue_per_subject) then
   return answer("full", 0)
 end
-who.place = string.format("%016.0f", next_place())
+who.place = padded(next_place())
 redis.call("DEL", GONE)
 redis.call("HSET", BY, "seen", text(now), "h|" .. holder, record(who))
-redis.call("ZADD", LINE, 0, who.subject .. "|" .. who.account .. "|" .. who.place .. "|" .. holder)
+redis.call("ZADD", LINE, 0, member(holder, who))
 redis.call("ZADD", ASKED, awake and text(awake) or redis.call("HGET", BY, "awake") or 0, holder)
 redis.call("ZADD", TURN, "NX", next_place(), who.subject)
 return answer("queued", 0)

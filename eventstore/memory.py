@@ -4,6 +4,7 @@
 No step here waits between its first check and its last write, so each is atomic. Nothing survives the process.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,6 +22,7 @@ from eventstore.store import (
     Claim,
     Conflict,
     Deployment,
+    Dispatched,
     Ear,
     Ended,
     Entry,
@@ -47,6 +49,8 @@ Name = TypeVar("Name")
 
 MOVED_MS = 2_000
 """How far a sweep moves what it takes."""
+SOON_MS = 250
+"""How far it moves a lapsed lease that it may not judge."""
 
 
 class Kept:
@@ -72,7 +76,10 @@ class Memory:
         self.due: defaultdict[int, dict[tuple[str, Reason], int]] = defaultdict(dict)
         self.listed: defaultdict[tuple[int, str], dict[str, int]] = defaultdict(dict)
         self.outbox: defaultdict[int, list[bytes]] = defaultdict(list)
-        self.ledger = MemoryLedger(clock, lambda node, holder: self._ring(node, lambda ear: ear.granted(holder)))
+        self.outbox_ms: defaultdict[int, list[int]] = defaultdict(list)
+        self.ledger = MemoryLedger(
+            clock, lambda node, holder: self._ring(node, lambda ear: ear.granted(holder)), self._room
+        )
         self.nodes: list[MemoryStore] = []
 
     def append(self, append: Append, partition: int) -> Outcome:
@@ -93,7 +100,8 @@ class Memory:
             _put(self.due[partition], (due.actor, due.reason), due.at_ms)
         for entry in append.listed:
             _put(self.listed[partition, entry.name], entry.member, entry.score)
-        self.outbox[partition] += append.outbox
+        if append.outbox:
+            self.post(partition, append.outbox)
         self._publish(append, partition, both, befores)
         placed = (
             Placed(of.heads, before.feed + 1 if part.items else 0)
@@ -101,8 +109,20 @@ class Memory:
         )
         return Recorded(tuple(placed), now)
 
+    def post(self, partition: int, entries: Sequence[bytes]) -> None:
+        """Write *entries* to an outbox; the times there never go back, as the ids of a stream do not."""
+        written_ms = self.outbox_ms[partition]
+        now = max([self.clock(), *written_ms[-1:]])
+        self.outbox[partition] += entries
+        written_ms += [now] * len(entries)
+
+    def prune(self, partition: int, before_ms: int) -> None:
+        """Take off an outbox what was written before *before_ms*."""
+        old = bisect_left(self.outbox_ms[partition], before_ms)
+        del self.outbox[partition][:old], self.outbox_ms[partition][:old]
+
     def _keep_lease(self, partition: int, part: Part, heads: Heads) -> None:
-        if part.owner is not None or part.ended or part.erase:
+        if appends.marks(part):
             _put(self.due[partition], (part.actor, "lease"), heads.lease_ms or None)
 
     def _publish(
@@ -116,11 +136,17 @@ class Memory:
             if before.owner and (part.epoch is None or part.owner):
                 self._rung(before.owner, part.actor)
         if any(due.reason == "work" and due.at_ms is not None for due in append.due):
-            for name in {node.node for node in self.nodes}:
-                self._ring(name, lambda ear: ear.work(partition))
+            self._ring_all(lambda ear: ear.work(partition))
 
     def _rung(self, name: str, actor: str) -> None:
         self._ring(name, lambda ear: ear.rung(actor))
+
+    def _room(self) -> None:
+        self._ring_all(lambda ear: ear.room())
+
+    def _ring_all(self, ring: Callable[[Ear], None]) -> None:
+        for name in {node.node for node in self.nodes}:
+            self._ring(name, ring)
 
     def _ring(self, name: str, ring: Callable[[Ear], None]) -> None:
         for node in self.nodes:
@@ -139,14 +165,15 @@ class Memory:
         self.due[partition][actor, "lease"] = of.heads.lease_ms
         return of.heads
 
-    def sweep(self, partition: int, most: int) -> tuple[Sequence[Ripe], int]:
+    def sweep(self, partition: int, most: int, *, judging: bool) -> tuple[Sequence[Ripe], int]:
         """Take what is due."""
         now, due = self.clock(), self.due[partition]
         past = sorted((at, "|".join(member), member) for member, at in due.items() if at <= now)
         ripe: list[Ripe] = []
         for at, _, (actor, reason) in past[:most]:
             lease_ms = due.get((actor, "lease"), 0) if reason == "work" else 0
-            due[actor, reason] = lease_ms if lease_ms > now else now + MOVED_MS
+            moved_ms = SOON_MS if reason == "lease" and not judging else MOVED_MS
+            due[actor, reason] = lease_ms if lease_ms > now else now + moved_ms
             if lease_ms <= now:
                 ripe.append(Ripe(actor, reason, at))
         return ripe, now
@@ -165,7 +192,7 @@ def _written(command: str, part: Part, of: Kept) -> bool:
         return True
     if part.items and part.feed is not None and of.feed_commands.get(part.feed + 1) == command:
         return True
-    return (part.owner is not None or part.ended or part.erase) and of.mark == command
+    return appends.marks(part) and of.mark == command
 
 
 def _first(part: Part, of: Kept) -> int:
@@ -183,9 +210,9 @@ def _refusal(both: Sequence[tuple[Part, Kept]], now: int) -> Conflict | Fenced |
     heads = tuple(of.heads for _, of in both)
     if any(part.epoch not in {None, of.heads.epoch} for part, of in both):
         return Fenced(heads, now)
-    if any(of.heads.ended and not part.erase for part, of in both):
+    if any(of.heads.ended and not (part.erase or part.trim) for part, of in both):
         return Ended(heads, now)
-    if any(part.log not in {None, of.heads.log} or part.feed not in {None, of.heads.feed} for part, of in both):
+    if any(_astray(part, of.heads) for part, of in both):
         return Conflict(heads, now)
     for part, of in both:
         if not of.heads.erased and _lost(part, of):
@@ -195,10 +222,16 @@ def _refusal(both: Sequence[tuple[Part, Kept]], now: int) -> Conflict | Fenced |
     return None
 
 
+def _astray(part: Part, heads: Heads) -> bool:
+    """Whether *heads* are not where *part* says."""
+    exact = part.log in {None, heads.log} and part.feed in {None, heads.feed}
+    return not exact or (part.trim and not heads.ended)
+
+
 def _lost(part: Part, of: Kept) -> bool:
     """Whether a stream that *part* names or writes is missing, or there without a head."""
     log = part.log is not None and bool(of.log) != (of.heads.log > 0)
-    feed = (part.feed is not None or bool(part.items)) and bool(of.feed) != (of.heads.feed > 0)
+    feed = (part.feed is not None or bool(part.items)) and bool(of.feed) != (of.heads.feed >= of.heads.oldest)
     return log or feed
 
 
@@ -216,12 +249,17 @@ def _write(command: str, part: Part, of: Kept, now: int) -> None:
         of.log_commands[before.log + 1] = command
     if part.items:
         of.feed_commands[before.feed + 1] = command
-    if part.owner is not None or part.ended or part.erase:
+    if appends.marks(part):
         of.mark = command
-    if part.erase:
+    if part.erase and not before.erased:
         of.snapshot = None
-        for kept in (of.log, of.feed, of.log_commands, of.feed_commands):
-            kept.clear()
+        of.log.clear()
+        of.log_commands.clear()
+    if part.erase or part.trim:
+        of.feed.clear()
+        of.feed_commands.clear()
+    if part.epitaph and of.snapshot is None:
+        of.snapshot = Snapshot(of.heads.log, part.epitaph)
 
 
 class _Silence:
@@ -251,7 +289,7 @@ class MemoryStore:
     async def look(self, actor: str, after: int = 0, *, snapshot: bool = False) -> Look:
         """Read heads, the log after version *after*, and the snapshot if it reaches further."""
         of = self._memory.actors.get(actor) or Kept()
-        kept = of.snapshot if snapshot and of.snapshot and of.snapshot.version > after else None
+        kept = of.snapshot if snapshot and of.snapshot and (of.heads.erased or of.snapshot.version > after) else None
         log = range((kept.version if kept else after) + 1, of.heads.log + 1)
         if not of.heads.erased and not all(version in of.log for version in log):
             raise HistoryLost(actor)
@@ -274,7 +312,7 @@ class MemoryStore:
         return Page(of.heads, items)
 
     async def save(self, actor: str, snapshot: Snapshot) -> None:
-        """Keep *snapshot* unless its actor is erased or a longer one is kept."""
+        """Keep *snapshot* unless its actor is erased or its log is shorter."""
         of = self._memory.actors.get(actor)
         if of and not of.heads.erased and snapshot.version <= of.heads.log:
             of.snapshot = snapshot
@@ -283,17 +321,23 @@ class MemoryStore:
         """Move the lease ends of what is still this node's."""
         return self._memory.renew(partition, self.node, mine, lease_ms)
 
-    async def sweep(self, partition: int, most: int = 32) -> tuple[Sequence[Ripe], int]:
+    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> tuple[Sequence[Ripe], int]:
         """Take due members whose time has come."""
-        return self._memory.sweep(partition, most)
+        return self._memory.sweep(partition, most, judging=judging)
 
-    async def settle(self, actor: str, reason: Reason) -> None:
-        """Clear a due member whose matter is done."""
-        self._memory.due[self.partition_of(actor)].pop((actor, reason), None)
+    async def settle(self, actor: str, reason: Reason, at_ms: int | None = None) -> None:
+        """Clear a due member whose matter is done, or put it off."""
+        due = self._memory.due[self.partition_of(actor)]
+        if (actor, reason) in due:
+            _put(due, (actor, reason), at_ms)
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""
-        self._memory.outbox[self.partition_of(actor)].append(entry)
+        self._memory.post(self.partition_of(actor), (entry,))
+
+    async def prune(self, partition: int, before_ms: int) -> None:
+        """Take off the outbox what was written before *before_ms*."""
+        self._memory.prune(partition, before_ms)
 
     async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit:
         """Ask for a permit."""
@@ -303,8 +347,16 @@ class MemoryStore:
         """Say that the permit of *claim* is in use."""
         await self._memory.ledger.begun(claim)
 
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
+        """Put a holder into the queue, once."""
+        await self._memory.ledger.enlist(claim, caps, queued_ms, begin_within_ms)
+
+    async def dispatch(self, pool: str, most: int, caps: Caps) -> Sequence[Dispatched]:
+        """Take up to *most* holders off the queue for this node."""
+        return await self._memory.ledger.dispatch(pool, self.node, most, caps)
+
     async def give(self, pool: str, holder: str, caps: Caps) -> None:
-        """Hand a permit back, or leave the line."""
+        """Hand a permit back, or leave the line or the queue."""
         await self._memory.ledger.give(pool, holder, caps)
 
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:

@@ -24,6 +24,7 @@ from eventstore.store import (
     Claim,
     Conflict,
     Deployment,
+    Dispatched,
     Ear,
     Ended,
     Entry,
@@ -136,20 +137,20 @@ class RedisStore:
     async def look(self, actor: str, after: int = 0, *, snapshot: bool = False) -> Look:
         """Read heads and log; a second time where an erasure may have come between two replies."""
         tag = self._tag_of(actor)
-        found = None
-        if snapshot:
-            found = words.snapshot(await self._asked(lambda: self._bulk.call("GET", keys.snapshot(tag, actor))))
-            found = found if found and found.version > after else None
+        found = await self._snapshot(tag, actor) if snapshot else None
+        found = found if found and found.version > after else None
         for _ in range(2):
             look = await self._look(tag, actor, found.version if found else after)
+            if look.heads.erased:  # what was found may be older than the erasure
+                return look._replace(snapshot=await self._snapshot(tag, actor) if snapshot else None)
             if found and found.version > look.heads.log:  # kept by a future that was lost
                 found = None
-            elif look.heads.erased or len(look.entries) == max(0, look.heads.log - (found.version if found else after)):
-                return look._replace(snapshot=None if look.heads.erased else found)
+            elif len(look.entries) == max(0, look.heads.log - (found.version if found else after)):
+                return look._replace(snapshot=found)
         raise HistoryLost(actor)
 
     async def page(self, actor: str, after: int, bytes_max: int = 262_144) -> Page:
-        """Read heads and the feed; a second time where an erasure may have come between two replies."""
+        """Read heads and the feed; a second time where an erasure or trim may have come between two replies."""
         tag = self._tag_of(actor)
         for _ in range(2):
             page = await self._page(tag, actor, after, bytes_max)
@@ -176,19 +177,26 @@ class RedisStore:
                 self._owned[actor].heads = heads
         return renewed
 
-    async def sweep(self, partition: int, most: int = 32) -> tuple[Sequence[Ripe], int]:
+    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> tuple[Sequence[Ripe], int]:
         """Take due members whose time has come."""
         due = (keys.due(self._tags[partition]),)
-        answer = await self._asked(lambda: self._commands.script(words.SWEEP, due, (most,)))
+        answer = await self._asked(lambda: self._commands.script(words.SWEEP, due, (most, int(judging))))
         return words.ripe(answer), self._heard(answer[0])
 
-    async def settle(self, actor: str, reason: Reason) -> None:
-        """Clear a due member whose matter is done."""
-        await self._asked(lambda: self._commands.call("ZREM", keys.due(self._tag_of(actor)), f"{actor}|{reason}"))
+    async def settle(self, actor: str, reason: Reason, at_ms: int | None = None) -> None:
+        """Clear a due member whose matter is done, or put it off."""
+        due, member = keys.due(self._tag_of(actor)), f"{actor}|{reason}"
+        said: tuple[Word, ...] = ("ZREM", due, member) if at_ms is None else ("ZADD", due, "XX", at_ms, member)
+        await self._asked(lambda: self._commands.call(*said))
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""
         await self._asked(lambda: self._commands.call("XADD", keys.outbox(self._tag_of(actor)), "*", "d", entry))
+
+    async def prune(self, partition: int, before_ms: int) -> None:
+        """Take off the outbox what was written before *before_ms*."""
+        outbox = keys.outbox(self._tags[partition])
+        await self._asked(lambda: self._bulk.call("XTRIM", outbox, "MINID", before_ms))
 
     async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit:
         """Ask for a permit."""
@@ -198,8 +206,16 @@ class RedisStore:
         """Say that the permit of *claim* is in use."""
         await self._asked(lambda: self._ledger.begun(claim))
 
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
+        """Put a holder into the queue, once."""
+        await self._asked(lambda: self._ledger.enlist(claim, caps, queued_ms, begin_within_ms))
+
+    async def dispatch(self, pool: str, most: int, caps: Caps) -> Sequence[Dispatched]:
+        """Take up to *most* holders off the queue for this node."""
+        return await self._asked(lambda: self._ledger.dispatch(pool, self.node, most, caps))
+
     async def give(self, pool: str, holder: str, caps: Caps) -> None:
-        """Hand a permit back, or leave the line."""
+        """Hand a permit back, or leave the line or the queue."""
         await self._asked(lambda: self._ledger.give(pool, holder, caps))
 
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
@@ -231,7 +247,7 @@ class RedisStore:
         self._hub = Hub(messages, lambda actor: keys.items_channel(self._tag_of(actor), actor))
         rings = [keys.node_channel(tag, self.node) for tag in (*self._tags, keys.LEDGER_TAG)]
         async with anyio.create_task_group() as tasks:
-            for channel in (*rings, *map(keys.work_channel, self._tags)):
+            for channel in (*rings, keys.room_channel(), *map(keys.work_channel, self._tags)):
                 tasks.start_soon(messages.subscribe, channel)
         await self._asked(self._told_time)
 
@@ -247,6 +263,8 @@ class RedisStore:
             case "n":
                 self.hub.nudge(data.decode())
                 self._ring(lambda ear: ear.rung(data.decode()))
+            case "room":
+                self._ring(lambda ear: ear.room())
             case _:
                 self._ring(lambda ear: ear.work(self._tags.index(tag)))
 
@@ -308,6 +326,9 @@ class RedisStore:
             found = [entry for page in await self._piped(self._bulk, *pages) for entry in page]
             entries += words.entries(found, entries[-1].command)
         return Look(heads, _known(entries, heads), None, now_ms)
+
+    async def _snapshot(self, tag: str, actor: str) -> Snapshot | None:
+        return words.snapshot(await self._asked(lambda: self._bulk.call("GET", keys.snapshot(tag, actor))))
 
     async def _command_at(self, log: str, version: int) -> str:
         """Find the command that wrote *version*: that of the nearest entry before it that names one."""

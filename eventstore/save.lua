@@ -3,7 +3,7 @@
 -- KEYS    heads, snapshot
 -- ARGV    version, bytes
 -- Returns 1 if it is kept
--- A script, because a snapshot that comes late must not bring back what an erasure took away.
+-- A script, because a snapshot that comes late must neither bring back what an erasure took away nor replace an epitaph.
 
 local h = redis.call('HMGET', KEYS[1], 'l', 'd')
 if h[2] == '1' or tonumber(h[1] or 0) < tonumber(ARGV[1]) then return 0 end

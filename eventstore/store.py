@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
-Reason: TypeAlias = Literal["lease", "work", "approval", "idle", "deadline", "client", "permit", "retention"]
+Reason: TypeAlias = Literal["lease", "work", "approval", "idle", "deadline", "client", "permit", "retention", "usage"]
 
 PUSHED_ITEM_BYTES_MAX = 8_192
 """An append whose items together are larger travels to other nodes by number only (DESIGN §6)."""
@@ -87,7 +87,10 @@ class Look(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The fold of a log up to *version*, as its owner encoded it; a cache, and may be missing."""
+    """The fold of a log up to *version*, as its owner encoded it; a cache, and may be missing.
+
+    Of an erased actor: the epitaph that its erasure left, which stays for ever.
+    """
 
     version: int
     data: bytes
@@ -129,6 +132,10 @@ class Part(Struct, frozen=True, kw_only=True):
     """The actor ends: the epoch rises, the lease goes, and nothing may be appended any more but an erasure."""
     erase: bool = False
     """Streams and snapshot go in the same step; heads stay for ever. Only for an actor that ended or ends here."""
+    epitaph: bytes = b""
+    """With *erase*: what is kept for ever in the place of the snapshot, and answers for the actor; empty for nothing."""
+    trim: bool = False
+    """The feed goes, whole, and `oldest` becomes one above `feed`; the log stays. Only for an actor that ended."""
 
 
 class Due(NamedTuple):
@@ -232,6 +239,7 @@ class Caps(Struct, frozen=True):
     total: int
     per_subject: int = 0
     per_account: int = 0
+    per_node: int = 0
     queue_total: int = 0
     queue_per_subject: int = 0
 
@@ -245,6 +253,8 @@ class Claim(Struct, frozen=True):
     """Rung when a waiting holder is granted."""
     subject: str
     account: str = ""
+    weight: int = 1
+    """How much of the pool's room it takes: counted against every bound, and given back whole."""
 
 
 Taken: TypeAlias = Literal["granted", "queued", "busy", "full"]
@@ -255,6 +265,13 @@ class Permit(NamedTuple):
     """Answer to a claim. A granted permit must be begun (by the holder's first append) before *begin_by_ms*."""
 
     taken: Taken
+    begin_by_ms: int
+
+
+class Dispatched(NamedTuple):
+    """A queued holder that was granted its permit, for the node that asked for work."""
+
+    holder: str
     begin_by_ms: int
 
 
@@ -271,6 +288,10 @@ class Ear(Protocol):
 
     def granted(self, holder: str) -> None:
         """A waiting holder of this node was granted its permit."""
+        ...
+
+    def room(self) -> None:
+        """Queued holders may find room: whoever can take work should ask for it (`dispatch`)."""
         ...
 
 
@@ -335,24 +356,54 @@ class Store(Protocol):
         """Move the lease ends of up to 64 actors (id to epoch); heads of each, None for one that is no longer ours."""
         ...
 
-    async def sweep(self, partition: int, most: int = 32) -> tuple[Sequence[Ripe], int]:
-        """Take due members whose time has come, and Redis time."""
+    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> tuple[Sequence[Ripe], int]:
+        """Take due members whose time has come, and Redis time.
+
+        Who may not judge yet whether a lease has lapsed (not *judging*) leaves it to be taken again soon, by anybody.
+        """
         ...
 
-    async def settle(self, actor: str, reason: Reason) -> None:
-        """Clear a due member whose matter is done; best effort, for reasons outside any log (`permit`)."""
+    async def settle(self, actor: str, reason: Reason, at_ms: int | None = None) -> None:
+        """Clear a due member whose matter is done, or put it off to *at_ms*; one that is not there stays away.
+
+        Best effort, for reasons outside any log (`permit`, `usage`, `work`).
+        """
         ...
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write *entry* to the outbox of the partition of *actor*, beside any append; it may be written twice."""
         ...
 
+    async def prune(self, partition: int, before_ms: int) -> None:
+        """Take entries off the outbox of *partition* that were written before *before_ms* by Redis time."""
+        ...
+
     async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit:
-        """Ask for a permit; asking again under the same holder answers the same (`queued` until granted)."""
+        """Ask for a permit; asking again under the same holder answers the same (`queued` until granted).
+
+        A holder that asks again with another weight gets it: a greater one only where there is room, else `busy`
+        is answered and the permit stays as it was.
+        """
         ...
 
     async def begun(self, claim: Claim) -> None:
-        """Say that the permit of *claim* is in use; takes it if a lost ledger had forgotten it."""
+        """Say that the permit of *claim* is in use, and on which node; takes it if a lost ledger had forgotten it."""
+        ...
+
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
+        """Put a holder into the line of those that any node may take up (`dispatch`), once; nothing if it has a permit.
+
+        That line has no bound and nobody in it need ask again. *queued_ms* is its place among its subject's.
+        *begin_within_ms* holds once it is granted. `Claim.node` means nothing here.
+        """
+        ...
+
+    async def dispatch(self, pool: str, most: int, caps: Caps) -> Sequence[Dispatched]:
+        """Take up to *most* (at most 32) holders off that line, each with a permit for this node; none if there is no room.
+
+        Subjects in rotation, one holder of each a turn, its earliest whose own bounds leave room; waiters of `take`
+        come first. Of *caps*, `total` and `per_node` hold for all; the rest are each holder's own.
+        """
         ...
 
     async def give(self, pool: str, holder: str, caps: Caps) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from eventstore import keys
+from eventstore import appends, keys
 from eventstore.link import Script, Word
 from eventstore.store import (
     PUSHED_ITEM_BYTES_MAX,
@@ -68,7 +68,7 @@ def append(append: Append, tag: str, publish: str) -> Said:
         actor = part.actor
         streams += (f"{tag}:h:{actor}", f"{tag}:l:{actor}", f"{tag}:w:{actor}")
         change = ""
-        if part.owner is not None or part.ended or part.erase:
+        if appends.marks(part):
             change, changes = _change(part), True
             always = always or part.log != 0
         args += (
@@ -83,6 +83,8 @@ def append(append: Append, tag: str, publish: str) -> Said:
         for event in part.events:
             args += (event.items, event.data)
         args += part.items
+        if part.erase:
+            args.append(part.epitaph)
     if changes or args[3]:
         streams += (keys.due(tag), keys.outbox(tag))
         streams += (keys.snapshot(tag, part.actor) for part in parts)
@@ -112,7 +114,7 @@ def quick(append: Append, ours: Ours, publish: str) -> Said | None:
         return None
     part = append.parts[0]
     events, items, epoch = part.events, part.items, part.epoch
-    if epoch is None or part.owner is not None or part.ended or part.erase:
+    if epoch is None or part.owner is not None or part.ended or part.erase or part.trim or part.epitaph:
         return None
     if append.not_before_ms or append.not_after_ms:
         return None
@@ -167,7 +169,8 @@ def _more(append: Append) -> str:
 
 def _change(part: Part) -> str:
     owner = "-" if part.owner is None else f"={part.owner}"
-    return f"{part.lease_ms},{part.ended:d},{part.erase:d},{owner}"
+    goes = 2 if part.trim else int(part.erase)
+    return f"{part.lease_ms},{part.ended:d},{goes},{owner}"
 
 
 def _tail(append: Append) -> Iterator[Word]:
@@ -283,7 +286,7 @@ def items(answer: Iterable[Any]) -> list[Item]:
 
 
 def snapshot(kept: bytes | None) -> Snapshot | None:
-    """The snapshot that `save` kept."""
+    """The snapshot that `save` kept, or the epitaph that an erasure left."""
     if kept is None:
         return None
     version, _, data = kept.partition(b":")

@@ -13,9 +13,13 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from actors import events
 from actors.errors import Problem
 from actors.events import Usage, timestamp
+from projections import session_view
+from projections.session_view import SessionInfo
 
 FRAME_BYTES_MAX = 2_000_000
 """What a client reads of one frame, its `id:` and `event:` lines included (clients §2)."""
+JOB_EVENT_BYTES_MAX = 1_500_000
+"""What a page of a job's events may hold (jobs §2)."""
 FRAME_OVERHEAD_BYTES = 128
 """Room for number, `id:`, `event:` and `data:`."""
 DELTA_CHARS_MAX = 65_536
@@ -43,6 +47,7 @@ class Result(Struct, frozen=True, rename="camel"):
     output: Raw | UnsetType = UNSET
     sources: Raw | UnsetType = UNSET
     artifacts: Raw | UnsetType = UNSET
+    session: SessionInfo | UnsetType = UNSET
 
 
 class Feed(NamedTuple):
@@ -53,6 +58,10 @@ class Feed(NamedTuple):
     model: str = ""
     call: events.ToolCall | None = None
     """The last call that came up."""
+    job: bool = False
+    started: bool = False
+    """Of a job: whether it was taken up, and `run.started` stands in the feed."""
+    session: events.SessionTurn | None = None
 
 
 def start(run_id: str) -> Feed:
@@ -68,8 +77,10 @@ def thaw(frozen: bytes) -> Feed:
 def fold(feed: Feed, event: events.RunEvent) -> Feed:
     """The projection after *event*."""
     match event:
-        case events.RunAccepted(provider=provider, model=model):
-            return feed._replace(provider=provider, model=model)
+        case events.RunAccepted(provider=provider, model=model, origin=origin, session=turn):
+            return feed._replace(provider=provider, model=model, job=origin == "job", session=turn)
+        case events.RunStarted():
+            return feed._replace(started=True)
         case events.ToolCalled(call=call):
             return feed._replace(call=call)
         case _:
@@ -79,9 +90,10 @@ def fold(feed: Feed, event: events.RunEvent) -> Feed:
 def items(feed: Feed, event: events.RunEvent) -> Sequence[bytes]:
     """The items that *event* adds; *feed* is the projection after it."""
     match event:
-        case events.RunAccepted():
-            payload = {"provider": event.provider, "model": event.model}
-            return (item(feed.run_id, "run.started", payload, event.at_ms),)
+        case events.RunAccepted(at_ms=at_ms):
+            return () if feed.job else (_started(feed, at_ms),)
+        case events.RunStarted(at_ms=at_ms):
+            return (_started(feed, at_ms),) if feed.job else ()
         case events.StepStarted():
             return (item(feed.run_id, "step.started", {"step": event.step}, event.at_ms),)
         case events.TurnCompleted():
@@ -89,9 +101,9 @@ def items(feed: Feed, event: events.RunEvent) -> Sequence[bytes]:
         case events.RunCompleted():
             return (item(feed.run_id, "run.completed", {"result": _result(feed, event)}, event.at_ms),)
         case events.RunFailed(problem=problem):
-            return (item(feed.run_id, "run.failed", {"error": problem}, event.at_ms),)
+            return _end(feed, "run.failed", problem, event.at_ms)
         case events.RunCancelled(problem=problem):
-            return (item(feed.run_id, "run.cancelled", {"error": problem}, event.at_ms),)
+            return _end(feed, "run.cancelled", problem, event.at_ms)
         case events.ToolCalled(call=call):
             return (item(feed.run_id, "tool.called", {"call": call}, event.at_ms),)
         case events.ReviewAsked():
@@ -108,8 +120,11 @@ def items(feed: Feed, event: events.RunEvent) -> Sequence[bytes]:
             completed: dict[str, Any] = {"callId": event.call_id, "output": event.output}
             return (item(feed.run_id, "tool.completed", completed, event.at_ms),)
         case (
-            events.RunStarted()
-            | events.RunClaimed()
+            events.RunClaimed()
+            | events.RunHandedOver()
+            | events.RunErased()
+            | events.KeyReserved()
+            | events.KeyBurned()
             | events.ReviewSettling()
             | events.CallCleared()
             | events.ToolStarted()
@@ -182,9 +197,19 @@ def is_terminal(data: bytes) -> bool:
     return event_type(data) in _TERMINAL
 
 
-def too_large(data: bytes) -> bool:
-    """Whether a client would reject the item's frame."""
-    return len(data) + FRAME_OVERHEAD_BYTES > FRAME_BYTES_MAX
+def too_large(feed: Feed, data: bytes) -> bool:
+    """Whether a client would reject the item's frame, or the page that it stands in."""
+    return len(data) + FRAME_OVERHEAD_BYTES > (JOB_EVENT_BYTES_MAX if feed.job else FRAME_BYTES_MAX)
+
+
+def _started(feed: Feed, at_ms: int) -> bytes:
+    return item(feed.run_id, "run.started", {"provider": feed.provider, "model": feed.model}, at_ms)
+
+
+def _end(feed: Feed, kind: str, problem: Problem, at_ms: int) -> Sequence[bytes]:
+    """The end, and before it the beginning of a job that was never taken up (DESIGN §5)."""
+    end = item(feed.run_id, kind, {"error": problem}, at_ms)
+    return (_started(feed, at_ms), end) if feed.job and not feed.started else (end,)
 
 
 def _asked(feed: Feed, asked: events.ReviewAsked) -> dict[str, Any]:
@@ -217,6 +242,9 @@ def _result(feed: Feed, event: events.RunCompleted) -> Result:
         output=event.output,
         sources=event.sources,
         artifacts=event.artifacts,
+        session=UNSET
+        if feed.session is None
+        else session_view.committed(feed.session, feed.provider, feed.model, event.at_ms),
     )
 
 

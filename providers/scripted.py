@@ -23,7 +23,13 @@ def described(scripts: Mapping[str, Script], instance: str = "scripted") -> Prov
         vendor="scripted",
         auth_mode="none",
         models=tuple(scripts),
-        capabilities={"tools": True, "textStreaming": True, "safeRetries": True},
+        capabilities={
+            "tools": True,
+            "textStreaming": True,
+            "safeRetries": True,
+            "historyContinuation": True,
+            "nativeContinuation": True,
+        },
         usage_source="synthetic",
     )
 

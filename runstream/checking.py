@@ -38,6 +38,7 @@ async def check(settings: Settings) -> Sequence[Verdict]:
     verdicts += [verdict async for verdict in _listening(settings)]
     verdicts += tokens(settings)
     verdicts += providers(settings)
+    verdicts += _keeping(settings)
     verdicts += [verdict async for verdict in _tools(settings)]
     return verdicts
 
@@ -61,10 +62,31 @@ def providers(settings: Settings) -> Iterator[Verdict]:
     names = ", ".join(provider.id for provider in settings.providers) or "none"
     yield Verdict("ok" if settings.providers else "warning", "providers", names)
     for number, provider in enumerate(settings.providers):
-        if settings.scheduling.needs_account and provider.account is None:
-            what = "has no account, so every run is refused with ADMISSION_IDENTITY_REQUIRED"
-            mend = "set its account, or remove per_account and accounts from [scheduling]"
-            yield Verdict("warning", f"providers[{number}]", what, mend)
+        if provider.account is None:
+            for what, mend in _without_account(settings):
+                yield Verdict("warning", f"providers[{number}]", f"has no account, so {what}", mend)
+
+
+def _without_account(settings: Settings) -> Iterator[tuple[str, str]]:
+    """What a provider cannot do that is bound to no account, and how to mend that."""
+    if settings.scheduling.needs_account:
+        mend = "set its account, or remove per_account and accounts from [scheduling]"
+        yield "every run is refused with ADMISSION_IDENTITY_REQUIRED", mend
+    elif settings.resources.budgets().needs_account:
+        mend = "set its account, or remove accounts from [resources]"
+        yield "every run is refused with ADMISSION_IDENTITY_REQUIRED", mend
+    if settings.sessions is not None:
+        yield "its sessions are refused with SESSION_ACCOUNT_REQUIRED", "set its account"
+    if settings.jobs is not None:
+        yield "its jobs are refused with JOB_ACCOUNT_REQUIRED", "set its account"
+
+
+def _keeping(settings: Settings) -> Iterator[Verdict]:
+    """What is to be said of what the host keeps beside runs."""
+    for name, section in (("sessions", settings.sessions), ("jobs", settings.jobs)):
+        kept = "off" if section is None else f"kept for {section.retention_ms / 3_600_000:g} h"
+        yield Verdict("ok", name, kept)
+    yield Verdict("ok", "usage", str(settings.usage_file) if settings.usage.enabled else "not recorded")
 
 
 async def endpoint(settings: Settings) -> Endpoint:

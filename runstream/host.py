@@ -1,40 +1,39 @@
 """A host inside a program: its runs are started, streamed, read and cancelled without a socket."""
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from actors import kinds, run
+from actors.accounting import Accounts, UsageSink
 from actors.audit import Sink
+from actors.budgets import Budgets
 from actors.decisions import Decisions
+from actors.dispatch import Worker
 from actors.errors import Problem, Refused
-from actors.events import RunEvent, ToolFact
+from actors.events import RunAccepted, RunEvent
 from actors.executor import Surroundings
-from actors.foreground import Attended, Bounds, Feeds, Foreground
+from actors.foreground import Attended, Feeds, Foreground
+from actors.jobs import Jobs
+from actors.jobs import Limits as JobLimits
 from actors.model_call import FeedItems
 from actors.node import Node, NodeSettings, open_node
 from actors.ports import AuditSink, Model, Policy, Tool
-from actors.request import (
-    Catalog,
-    Features,
-    HostLimits,
-    ProviderFacts,
-    RunRequest,
-    ToolFacts,
-    attempts,
-    checked,
-    idle_timeout_ms,
-    max_output_tokens,
-    max_steps,
-)
-from actors.request_parts import ApplicationTool
+from actors.request import Features, HostLimits, RunRequest, checked
+from actors.resources import ResourceAuthority, ResourceQuestion, UnknownPolicy, judged
+from actors.session import Limits as SessionLimits
+from actors.sessions import Sessions
+from actors.sessions import Surroundings as SessionSurroundings
 from actors.shell import FeedOf, Shell
+from actors.usage import total
 from eventstore.follow import followed
 from eventstore.store import Caps, Entry, Heads, Item, Store
-from projections import wire_feed
+from projections import usage, wire_feed
+from runstream.terms import Terms
 
 HEARTBEAT_S = 15.0
 """How often a silent stream says that it is alive (runs §2)."""
@@ -51,6 +50,22 @@ class Options(Struct, frozen=True, kw_only=True):
     """Bounds on run slots for a subject and an account, counted over all nodes."""
     needs_account: bool = False
     """Whether a run on a provider without an account is refused (scheduling §1)."""
+    sessions: SessionLimits | None = None
+    jobs: JobLimits | None = None
+    authority: Callable[[RunAccepted], Problem | None] = lambda _: None
+    """Why whoever submitted a job may not run it any more; asked when it is taken up, and while it runs."""
+    budgets: Budgets = Budgets()
+    resources: ResourceAuthority | None = None
+    """Asked before every step whether the run may consume more."""
+    resources_unknown: UnknownPolicy = "reject"
+    usage: UsageSink | None = None
+    """Where the usage record of each executed run goes."""
+    host_id: str = ""
+    """What usage records and the resource authority are told; empty: the deployment's id."""
+    labels: Mapping[str, str] = {}
+    """What usage records say of this host."""
+    run_kept_ms: int = run.RETENTION_MS
+    """How long a run without a key is kept after its end, and the feed of one with a key."""
     keys: Caps = Caps(total=100_000)
     policy: Policy | None = None
     """The host's own say about calls that need approval."""
@@ -64,9 +79,15 @@ class Options(Struct, frozen=True, kw_only=True):
     """Whether every application tool needs a review, whatever token and definition say (application-tools §5)."""
     heartbeat_s: float = HEARTBEAT_S
     log_bytes_max: int = 8_000_000
+    held: bool = False
+    """Take nothing up that nobody owns until `Host.begin`."""
 
 
 DEFAULTS = Options()
+NO_FEED = FeedOf(
+    lambda _: None, lambda feed, _: feed, lambda _feed, _event: (), lambda _feed, _item: False, lambda _: None
+)
+"""Of an actor that nobody follows."""
 NO_TOOLS: Mapping[str, Tool] = {}
 
 
@@ -80,7 +101,7 @@ class Logged(NamedTuple):
 class Host:
     """One node, ready to run."""
 
-    def __init__(self, store: Store, options: Options, node: Node) -> None:
+    def __init__(self, store: Store, options: Options, node: Node, terms: Terms) -> None:
         self.store = store
         self.models = node.around.models
         self.tools = node.around.tools
@@ -88,11 +109,16 @@ class Host:
         self.node = node
         self.app: Any = None
         """The ASGI application of this host, for a server or to be mounted; set by `runstream.open`."""
-        self.catalog = _catalog(self.models, self.tools, options)
+        self.terms = terms
+        self.catalog = terms.catalog
         feeds = Feeds(self._from_the_first, wire_feed.replayed, wire_feed.is_terminal)
         self.decisions = Decisions(node)
         """Where people and applications answer."""
-        self.runs = Foreground(node, feeds, self._bounds, options.keys)
+        self.sessions = _sessions(node, options, terms)
+        """Conversations, where this host keeps any."""
+        self.jobs = None if options.jobs is None else Jobs(node, terms.bounds, options.jobs)
+        """Detached jobs, where this host takes any on."""
+        self.runs = Foreground(node, feeds, terms.bounds, options.keys, self.sessions)
 
     def checked(self, document: Mapping[str, Any]) -> RunRequest:
         """The request that *document* states, if this host can run it (runs §3, §4).
@@ -152,6 +178,10 @@ class Host:
         await self.state(run_id)
         await self.node.around.shell.tell(run_id, run.Cancel(ASKED), command_id=str(uuid.uuid4()))
 
+    def begin(self) -> None:
+        """Take up what nobody owns from now on: queued jobs, and runs whose node is gone."""
+        self.node.open.set()
+
     def close(self) -> None:
         """Begin the end: nothing more is taken on, and what runs is ended when its time is up."""
         self.node.close()
@@ -165,38 +195,22 @@ class Host:
             async for batch in batches:
                 yield batch
 
-    def _bounds(self, request: RunRequest, waived: frozenset[str]) -> Bounds:
-        limits, account = self.options.limits, self.models[request.provider].info.account or ""
-        if self.options.needs_account and not account:
-            raise Refused("ADMISSION_IDENTITY_REQUIRED", "This provider instance is bound to no account.")
-        return Bounds(
-            max_steps=max_steps(request, limits),
-            max_output_tokens=max_output_tokens(request, limits),
-            max_attempts=attempts(request, limits),
-            idle_timeout_ms=idle_timeout_ms(request, limits) or 0,
-            account=account,
-            tools=tuple(self._facts(request, waived)),
-        )
 
-    def _facts(self, request: RunRequest, waived: frozenset[str]) -> Iterator[ToolFact]:
-        """What is known of the run's tools, in the order of the request."""
-        defined = {tool.name: tool for tool in request.application_tools or ()}
-        for name in request.tools or ():
-            if name in defined:
-                yield self._application_fact(defined[name], waived)
-            else:
-                yield _host_fact(self.tools[name])
-
-    def _application_fact(self, tool: ApplicationTool, waived: frozenset[str]) -> ToolFact:
-        reviewed = self.options.application_tools_reviewed or tool.requires_approval is True or tool.name not in waived
-        return ToolFact(
-            tool.name,
-            tool.description,
-            tool.input_schema,
-            application=True,
-            requires_approval=reviewed,
-            output_schema=UNSET if tool.output_schema is None else tool.output_schema,
-        )
+def _sessions(node: Node, options: Options, terms: Terms) -> Sessions | None:
+    if options.sessions is None:
+        return None
+    around = node.around
+    surroundings = SessionSurroundings(
+        store=around.store,
+        sessions=around.sessions,
+        runs=around.shell,
+        fresh_id=around.fresh_id,
+        providers=terms.catalog.providers,
+        account_of=terms.account_of,
+        swept=node.swept,
+        permit_begin_ms=options.node.permit_begin_ms,
+    )
+    return Sessions(surroundings, options.sessions)
 
 
 @asynccontextmanager
@@ -204,14 +218,15 @@ async def open_host(
     store: Store, models: Mapping[str, Model], options: Options = DEFAULTS, tools: Mapping[str, Tool] = NO_TOOLS
 ) -> AsyncGenerator[Host]:
     """Run a host over an open *store*; leaving drains it."""
-    shell: Shell[run.State, run.Command, RunEvent] = Shell(
-        store,
-        kinds.RUN,
-        FeedOf(wire_feed.start, wire_feed.fold, wire_feed.items, wire_feed.too_large, wire_feed.thaw),
-        log_bytes_max=options.log_bytes_max,
-    )
+    terms = Terms(models, tools, options)
     around = Surroundings(
-        shell=shell,
+        shell=Shell(
+            store,
+            kinds.RUN,
+            FeedOf(wire_feed.start, wire_feed.fold, wire_feed.items, wire_feed.too_large, wire_feed.thaw),
+            log_bytes_max=options.log_bytes_max,
+        ),
+        sessions=Shell(store, kinds.SESSION, NO_FEED),
         store=store,
         models=models,
         items=FeedItems(wire_feed.deltas, wire_feed.progress),
@@ -222,30 +237,71 @@ async def open_host(
         tickets=options.tickets,
         permit_begin_ms=options.node.permit_begin_ms,
         audit=None if options.audit is None else Sink(options.audit, options.audit_patience_s),
-    )
-    async with open_node(around, options.node, options.caps) as node:
-        yield Host(store, options, node)
-
-
-def _host_fact(tool: Tool) -> ToolFact:
-    definition = tool.definition
-    return ToolFact(
-        definition.name,
-        definition.description,
-        definition.input_schema,
-        requires_approval=tool.requires_approval,
-        idempotent=tool.idempotent,
+        resources=None if options.resources is None else _judging(options, options.resources, store),
     )
 
+    def prepare(node: Node) -> None:
+        if options.jobs is not None:
+            node.worker = Worker(
+                node,
+                workers_max=options.jobs.max_workers,
+                poll_s=options.jobs.poll_interval_ms / 1_000,
+                bytes_max=options.jobs.max_bytes,
+                why_not=terms.why_not,
+                authority=options.authority,
+            )
+        if options.usage is not None:
+            node.accounts = Accounts(
+                options.usage,
+                record_of=partial(_record, options, models, store),
+                read=around.shell.events,
+                settle=lambda run_id: store.settle(run_id, "usage"),
+            )
 
-def _catalog(models: Mapping[str, Model], tools: Mapping[str, Tool], options: Options) -> Catalog:
-    facts = {
-        name: ProviderFacts(
-            models=model.info.models,
-            capabilities=model.info.capabilities,
-            input_media_types={one: tuple(kinds) for one, kinds in model.info.input_media_types.items()},
+    async with open_node(around, options.node, options.caps, prepare) as node:
+        host = Host(store, options, node, terms)
+        if not options.held:
+            host.begin()
+        yield host
+
+
+def _judging(
+    options: Options, authority: ResourceAuthority, store: Store
+) -> Callable[[str, run.Live], Awaitable[Problem | None]]:
+    """How the resource authority is asked about a run's next step."""
+
+    def asked(run_id: str, state: run.Live) -> Awaitable[Problem | None]:
+        accepted = state.accepted
+        question = ResourceQuestion(
+            provider=accepted.provider,
+            subject=accepted.subject,
+            host_id=options.host_id or store.deployment.id,
+            account=accepted.account or None,
+            run_id=run_id,
+            model=accepted.model,
+            step=state.step + 1,
+            usage=total(state.usages),
         )
-        for name, model in models.items()
-    }
-    known = {name: ToolFacts(requires_approval=tool.requires_approval) for name, tool in tools.items()}
-    return Catalog(providers=facts, tools=known, limits=options.limits, features=options.features)
+        return judged(authority, question, options.resources_unknown)
+
+    return asked
+
+
+def _record(
+    options: Options, models: Mapping[str, Model], store: Store, run_id: str, log: Sequence[RunEvent]
+) -> Mapping[str, Any] | None:
+    """The usage record of the run with this *log* (runs §11); None where none is owed."""
+    first = log[0] if log else None
+    if not isinstance(first, RunAccepted):
+        return None
+    model = models.get(first.provider)
+    info = model.info if model is not None else None
+    facts = usage.Accounting(
+        host_id=options.host_id or store.deployment.id,
+        account=first.account or None,
+        vendor=info.vendor if info else first.provider,
+        auth_mode=info.auth_mode if info else "none",
+        source=info.usage_source if info else "adapter-report",
+        labels=options.labels,
+    )
+    return usage.record(run_id, log, facts)

@@ -201,11 +201,12 @@ def _literals(kind: Any) -> Sequence[str]:
 
 
 def _bounds(metas: Sequence[Meta]) -> str:
+    above = next((meta.gt for meta in metas if meta.gt is not None), None)
     least = next((meta.ge for meta in metas if meta.ge is not None), None)
     most = next((meta.le for meta in metas if meta.le is not None), None)
     match least, most:
         case None, None:
-            return ""
+            return "" if above is None else f" above {above}"
         case _, None:
             return f" of at least {least}"
         case _:

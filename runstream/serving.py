@@ -25,11 +25,12 @@ async def serve_host(settings: Settings, on_ready: Callable[[Listening], None]) 
         raise SettingsError((Fault("tokens", f"is empty, so nobody could be let in: {NO_TOKEN_MEND}"),))
     if settings.profile == "memory":
         _log.warning("the memory profile keeps nothing: every run is gone when this process ends")
-    async with runstream.open(settings) as host, anyio.create_task_group() as tasks:
+    async with runstream.open(settings, held=True) as host, anyio.create_task_group() as tasks:
         node = {"node": host.store.node}
 
         def ready(listening: Listening) -> None:
             _log.info("serving at %s", listening.url, extra=node)
+            host.begin()
             on_ready(listening)
 
         def drain() -> None:

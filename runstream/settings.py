@@ -13,23 +13,57 @@ from msgspec import Meta, Struct, field
 from typing_extensions import override
 
 from actors.node import NodeSettings
-from actors.request import HostLimits
 from api.grants import NAME_CHARS_MAX, TokenEntry
-from eventstore.store import Caps
 from providers import InvalidScript, Script, ready, scripts
+from runstream.keeping import IdempotencySettings, JobsSettings, RetentionSettings, SessionsSettings, UsageSettings
 from runstream.reading import Fault
+from runstream.sections import (
+    ApplicationToolsSettings,
+    ApprovalsSettings,
+    BudgetSettings,
+    Id,
+    LimitsSettings,
+    Many,
+    QueueSettings,
+    ResourcesSettings,
+    SchedulingSettings,
+)
+
+__all__ = [
+    "CODES",
+    "LOOPBACK",
+    "ApplicationToolsSettings",
+    "ApprovalsSettings",
+    "BudgetSettings",
+    "IdempotencySettings",
+    "JobsSettings",
+    "LimitsSettings",
+    "ListenSettings",
+    "LogSettings",
+    "NodeSection",
+    "ProviderSettings",
+    "QueueSettings",
+    "RedisSettings",
+    "ResourcesSettings",
+    "RetentionSettings",
+    "SchedulingSettings",
+    "Secret",
+    "SessionsSettings",
+    "Settings",
+    "SettingsError",
+    "UsageSettings",
+]
 
 Profile: TypeAlias = Literal["memory", "local", "standard", "strict"]
-Many: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
 
-INVALID_SCHEDULING = "INVALID_SCHEDULING"
-"""The code of a fault in [scheduling] (scheduling §1)."""
+CODES: Mapping[str, str] = {
+    "scheduling": "INVALID_SCHEDULING",
+    "resources": "INVALID_SCHEDULING",
+    "sessions": "INVALID_SESSION_CONFIG",
+    "jobs": "INVALID_JOB_CONFIG",
+}
+"""The code that the protocol has for a fault in a section (scheduling §1, sessions §1, jobs §6)."""
 
-_INT32_MAX = 2_147_483_647
-_SUBJECT_CHARS_MAX = 128
-_ACCOUNT = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,79}\Z"
-_IDS = "letters, digits, '.', '_' and '-', at most 80 of them, a letter or digit first"
-Id: TypeAlias = Annotated[str, Meta(pattern=_ACCOUNT, description=_IDS)]
 Model: TypeAlias = Annotated[
     str,
     Meta(
@@ -165,97 +199,13 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
         return scripts(self.scripts) if self.scripts else ready.models()
 
 
-class QueueSettings(Struct, frozen=True, kw_only=True):
-    """Waiting lines for run slots."""
-
-    total: Many
-    per_subject: Many
-
-
-class SchedulingSettings(Struct, frozen=True, kw_only=True):
-    """How many runs may execute at once, over all nodes (scheduling §1)."""
-
-    total: Many = 32
-    per_subject: Many = 4
-    per_account: Many | None = None
-    subjects: Mapping[str, Many] = {}
-    accounts: Mapping[str, Many] = {}
-    queue: QueueSettings | None = None
-
-    def faults(self) -> Iterator[Fault]:
-        """Return what breaks its rules."""
-        for subject in self.subjects:
-            if subject == "__proto__" or not 1 <= _utf16(subject) <= _SUBJECT_CHARS_MAX:
-                yield Fault(
-                    f"subjects.{subject}", f"{INVALID_SCHEDULING}: a subject has 1 to {_SUBJECT_CHARS_MAX} characters"
-                )
-        for account in self.accounts:
-            if re.match(_ACCOUNT, account) is None:
-                yield Fault(f"accounts.{account}", f"{INVALID_SCHEDULING}: an account is {_IDS}")
-
-    def caps(self, subject: str, account: str) -> Caps:
-        """The bounds for a run of *subject* on *account* (empty for none); 0 is no bound of its own."""
-        return Caps(
-            total=self.total,
-            per_subject=self.subjects.get(subject, self.per_subject),
-            per_account=self.accounts.get(account, self.per_account or 0) if account else 0,
-            queue_total=self.queue.total if self.queue else 0,
-            queue_per_subject=self.queue.per_subject if self.queue else 0,
-        )
-
-    @property
-    def needs_account(self) -> bool:
-        """Whether a run without an account is refused (`ADMISSION_IDENTITY_REQUIRED`)."""
-        return self.per_account is not None or bool(self.accounts)
-
-
-class LimitsSettings(Struct, frozen=True, kw_only=True):
-    """Upper bounds on what a request may ask for."""
-
-    max_steps: Annotated[int, Meta(ge=1, le=64)] = 64
-    max_output_tokens: Annotated[int, Meta(ge=1, le=65_536)] = 65_536
-    idle_timeout_ms: Annotated[int, Meta(ge=1, le=_INT32_MAX)] | None = None
-    max_attempts: Annotated[int, Meta(ge=1, le=5)] = 5
-
-    def host_limits(self) -> HostLimits:
-        """The bounds as request checks know them."""
-        return HostLimits(
-            max_steps=self.max_steps,
-            max_output_tokens=self.max_output_tokens,
-            idle_timeout_ms=self.idle_timeout_ms,
-            max_attempts=self.max_attempts,
-        )
-
-
-class IdempotencySettings(Struct, frozen=True, kw_only=True):
-    """Keyed runs."""
-
-    enabled: bool = True
-    max_entries: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 100_000
-
-
-class ApprovalsSettings(Struct, frozen=True, kw_only=True):
-    """Calls that wait for a person (approvals §1)."""
-
-    interactive: bool = False
-    allow_idle_pause: bool = True
-    max_pending: Many = 1_000
-
-
-class ApplicationToolsSettings(Struct, frozen=True, kw_only=True):
-    """Calls that the application executes (application-tools §1)."""
-
-    enabled: bool = False
-    require_approval: bool = True
-    max_pending: Many = 1_000
-
-
 class NodeSection(Struct, frozen=True, kw_only=True):
     """How this node works."""
 
     lease_ms: Annotated[int, Meta(ge=3_000, le=300_000)] = 10_000
     routine_ms: Annotated[int, Meta(ge=100, le=10_000)] = 1_000
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
+    max_runs: Many | None = None
 
     def faults(self) -> Iterator[Fault]:
         """Return what breaks its rules."""
@@ -289,11 +239,16 @@ class Settings(Struct, frozen=True, kw_only=True):
         default=(ProviderSettings(id="scripted", kind="scripted"), ProviderSettings(id="mock", kind="mock"))
     )
     scheduling: SchedulingSettings = SchedulingSettings()
+    resources: ResourcesSettings = ResourcesSettings()
     limits: LimitsSettings = LimitsSettings()
     idempotency: IdempotencySettings = IdempotencySettings()
     tools: Module | None = None
     approvals: ApprovalsSettings = ApprovalsSettings()
     application_tools: ApplicationToolsSettings = ApplicationToolsSettings()
+    sessions: SessionsSettings | None = None
+    jobs: JobsSettings | None = None
+    retention: RetentionSettings = RetentionSettings()
+    usage: UsageSettings = UsageSettings()
     node: NodeSection = NodeSection()
     log: LogSettings = LogSettings()
 
@@ -310,6 +265,11 @@ class Settings(Struct, frozen=True, kw_only=True):
             yield Fault("redis.binary", "remove it: only the local profile starts a server")
         yield from _twice("providers", "id", [one.id for one in self.providers])
         yield from _twice("tokens", "digest", [one.digest for one in self.tokens])
+
+    @property
+    def usage_file(self) -> Path:
+        """Where records of usage go."""
+        return self.usage.file or Path(self.state_dir) / "usage.jsonl"
 
 
 def _url_faults(url: str) -> Iterator[Fault]:
@@ -335,7 +295,3 @@ def _twice(section: str, name: str, values: list[str]) -> Iterator[Fault]:
             yield Fault(
                 f"{section}[{number}].{name}", f"is that of {section}[{values.index(value)}] too; each needs its own"
             )
-
-
-def _utf16(text: str) -> int:
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from runstream.reading import Custom, Fault, Loose, read
-from runstream.settings import INVALID_SCHEDULING, Secret, Settings, SettingsError
+from runstream.settings import CODES, Secret, Settings, SettingsError
 
 PREFIX = "RUNSTREAM_"
 NOT_SETTINGS = frozenset({"RUNSTREAM_CONFIG", "RUNSTREAM_TOKEN", "RUNSTREAM_URL"})
@@ -87,10 +87,9 @@ def settings_of(
 
 
 def _coded(fault: Fault) -> Fault:
-    """The fault with the code that the protocol has for its section (scheduling §1)."""
-    if fault.key.startswith("scheduling") and not fault.why.startswith(INVALID_SCHEDULING):
-        return fault._replace(why=f"{INVALID_SCHEDULING}: {fault.why}")
-    return fault
+    """The fault with the code that the protocol has for its section, if any."""
+    code = CODES.get(fault.key.partition(".")[0])
+    return fault._replace(why=f"{code}: {fault.why}") if code else fault
 
 
 def merged(data: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

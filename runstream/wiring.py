@@ -6,14 +6,17 @@ import socket
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 from msgspec.structs import replace
 
+from actors.accounting import UsageSink
 from actors.ports import AuditSink, Model, Policy, ProviderInfo
 from actors.request import Features
+from actors.resources import ResourceAuthority
 from api.app import create_app
-from api.grants import Tokens
+from api.grants import Principals, Tokens, still_allows
 from api.parts import ALWAYS, Gate, Parts
 from eventstore import startup
 from eventstore.endpoint import Endpoint
@@ -29,7 +32,9 @@ from runstream.host import Host, Options, open_host
 from runstream.reading import Fault
 from runstream.settings import ProviderSettings, Settings, SettingsError
 from runstream.tools import Toolbox, load
+from runstream.usage_log import JsonLines
 
+DAY_MS = 24 * 3_600 * 1_000
 log = logging.getLogger(__name__)
 
 
@@ -40,10 +45,15 @@ async def open_settings(
     *,
     policy: Policy | None = None,
     audit: AuditSink | None = None,
+    resources: ResourceAuthority | None = None,
+    usage: UsageSink | None = None,
+    held: bool = False,
 ) -> AsyncGenerator[Host]:
     """Open a host as *settings* say; *models* take the place of its providers, *policy* is asked about reviewed calls.
 
     *audit* must have the record of an approval before anything is asked or decided.
+    *resources* is asked before every step, and *usage* gets the records of what was used in place of the file.
+    A *held* host takes nothing up that nobody owns until `Host.begin`.
 
     Raises:
         SettingsError: they break a rule.
@@ -59,10 +69,12 @@ async def open_settings(
     async with AsyncExitStack() as stack:
         tools = Toolbox(await load(settings.tools) if settings.tools else ())
         store = await stack.enter_async_context(_store(settings))
-        options = replace(_options(settings), policy=policy, audit=audit)
+        principals = Tokens(settings.tokens)
+        options = replace(_options(settings, principals), policy=policy, audit=audit, resources=resources, held=held)
+        options = options if usage is None else replace(options, usage=usage)
         host = await stack.enter_async_context(open_host(store, known, options, tools))
         discovery = await stack.enter_async_context(Discovery(known))
-        host.app = create_app(_parts(settings, host, discovery))
+        host.app = create_app(_parts(settings, host, discovery, principals))
         try:
             yield host
         except Exception as error:  # noqa: BLE001 - raised again below, as it is and not in a group
@@ -83,8 +95,9 @@ def _faults_within(settings: Settings) -> Iterator[Fault]:
                 yield Fault(f"{place}.{fault.key}" if fault.key else place, fault.why)
 
 
-def _options(settings: Settings) -> Options:
+def _options(settings: Settings, known: Principals) -> Options:
     keys, approvals, application = settings.idempotency, settings.approvals, settings.application_tools
+    usage = JsonLines(settings.usage_file, sync=settings.usage.sync) if settings.usage.enabled else None
     return Options(
         limits=settings.limits.host_limits(),
         features=Features(
@@ -93,9 +106,20 @@ def _options(settings: Settings) -> Options:
             approvals_may_pause=approvals.allow_idle_pause,
             application_tools=application.enabled,
         ),
-        node=settings.node.node_settings(),
-        caps=settings.scheduling.caps,
+        node=replace(settings.node.node_settings(), audit_kept_ms=settings.retention.audit_days * DAY_MS),
+        caps=lambda subject, account: replace(
+            settings.scheduling.caps(subject, account), per_node=settings.node.max_runs or 0
+        ),
         needs_account=settings.scheduling.needs_account,
+        sessions=None if settings.sessions is None else settings.sessions.limits(),
+        jobs=None if settings.jobs is None else settings.jobs.limits(),
+        authority=partial(still_allows, known),
+        budgets=settings.resources.budgets(),
+        resources_unknown=settings.resources.authority_unknown,
+        usage=usage,
+        host_id=settings.usage.host_id or "",
+        labels=settings.usage.labels,
+        run_kept_ms=settings.retention.run_days * DAY_MS,
         keys=Caps(total=keys.max_entries),
         approvals=Caps(total=approvals.max_pending),
         tickets=Caps(total=application.max_pending),
@@ -103,12 +127,14 @@ def _options(settings: Settings) -> Options:
     )
 
 
-def _parts(settings: Settings, host: Host, discovery: Discovery) -> Parts:
+def _parts(settings: Settings, host: Host, discovery: Discovery, known: Principals) -> Parts:
     return Parts(
         runs=host.runs,
         answers=host.decisions,
+        sessions=host.sessions,
+        jobs=host.jobs,
         catalog=host.catalog,
-        tokens=Tokens(settings.tokens),
+        tokens=known,
         discovery=discovery,
         gate=_gate(host),
         allowed_origins=frozenset(settings.listen.origins),

@@ -4,11 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from api.problems import DEVIATIONS
 from tests.strict_client import Object
 
 Config = Mapping[str, Any]
 _REFERENCE = re.compile(r"\$([A-Z]\w*|fixtures)((?:\.\w+)*)")
+_SUM = re.compile(_REFERENCE.pattern + r" \+ (\d+)")
 _MISSING = object()
+_BAD_INPUT = frozenset(DEVIATIONS[400].split())
 
 
 class Names:
@@ -22,6 +25,8 @@ class Names:
         match value:
             case str() if found := _REFERENCE.fullmatch(value):
                 return self._named(found)
+            case str() if found := _SUM.fullmatch(value):
+                return self._named(found) + int(found[3])
             case {"$merge": [base, patch], **rest} if not rest:
                 return self.resolved(base) | self.resolved(patch)
             case {"$without": [base, str(member)], **rest} if not rest:
@@ -86,25 +91,53 @@ def _suits(event: Object, item: Any) -> bool:
     if isinstance(item, str):
         return event["type"] == item
     return event["type"] == item["type"] and all(
-        _holds(at(event, pointer), value) for pointer, value in item.get("where", {}).items()
+        fits(at(event, pointer), value) for pointer, value in item.get("where", {}).items()
     )
 
 
-def _holds(found: Any, value: Any) -> bool:
+def fits(found: Any, value: Any) -> bool:
+    """Whether what was *found* is what *value* says: of an object the named members, anything else whole."""
     match value:
         case {"$absent": True}:
             return found is _MISSING
         case {"$present": True}:
             return found is not _MISSING
+        case {"$oneOf": [*values]}:
+            return any(fits(found, one) for one in values)
+        case dict():
+            return isinstance(found, dict) and all(
+                fits(found.get(name, _MISSING), each) for name, each in value.items()
+            )
+        case list():
+            return isinstance(found, list) and len(found) == len(value) and all(map(fits, found, value))
         case _:
-            return bool(found == value)
+            return bool(found == value) and isinstance(found, bool) == isinstance(value, bool)
 
 
 def judge_error(status: int, answered: Any, expect: Config) -> None:
-    """Nothing, if *answered* is the error that is expected, member for member."""
+    """Nothing, if *answered* is the error that is expected, member for member.
+
+    Where upstream answers bad input with 502 only because it never listed the code, this host answers 400.
+    """
     told = answered.get("error", {})
     shown = {name: told.get(name) for name in ("code", "retryable", "outcome")}
+    listed = 400 if expect["status"] == 502 and expect["code"] in _BAD_INPUT else expect["status"]
     assert (status, shown) == (
-        expect["status"],
+        listed,
         {"code": expect["code"], "retryable": expect["retryable"], "outcome": expect.get("outcome")},
     ), answered
+
+
+def judge_body(answered: Any, expect: Config) -> None:
+    """Nothing, if *answered* is the body that is expected."""
+    assert fits(answered, expect.get("body", {})), answered
+    assert answered == expect.get("bodyEquals", answered)
+    said = [one["content"] for one in answered.get("history", ())]
+    assert said == expect.get("bodyHistoryContents", said)
+    assert len(said) == expect.get("bodyHistoryLength", len(said))
+    shown = answered.get("events", ())
+    types = [event["type"] for event in shown]
+    assert types == expect.get("eventTypes", types)
+    assert set(expect.get("containsEventTypes", ())) <= set(types), types
+    if "lastEvent" in expect:
+        judge_events(shown[-1:], [expect["lastEvent"]], set())

@@ -1,174 +1,43 @@
 """The world of a scenario: nodes over one store, a scripted model, tools that note what they did, and a clock."""
 
-import asyncio
 import json
-import threading
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
-import anyio
-import msgspec
-from msgspec import Raw
-
-from actors.events import ToolCall
-from actors.node import NodeSettings
-from actors.ports import (
-    ModelContext,
-    ModelRequest,
-    PolicyContext,
-    Probe,
-    ProviderInfo,
-    ToolContext,
-    ToolDefinition,
-    Turn,
-)
-from actors.request import Features, HostLimits
-from api.app import Edge, create_app
-from api.grants import TokenEntry, Tokens, token_digest
-from api.parts import Gate, Parts
+from actors import kinds, run
+from actors.jobs import Job
 from eventstore import keys
 from eventstore.fake_link import fake_server
 from eventstore.fake_store import open_fake_store
-from eventstore.ledger import RedisLedger
+from eventstore.ledger import Counted, RedisLedger
 from eventstore.memory import Memory, MemoryStore
 from eventstore.redis_store import RedisStore
-from eventstore.store import Caps, Deployment, Store
-from runstream.host import Host, Options, open_host
+from eventstore.store import Claim, Deployment
+from projections import wire_feed
+from tests.scenario_clock import Clock, moved_by, patience
+from tests.scenario_doors import Doorway
+from tests.scenario_host import Known, Node, bearer, caps_of, opened
+from tests.scenario_model import Scripted
+from tests.scenario_words import merged
+
+__all__ = ["DEPLOYMENT", "PATIENCE_S", "Clock", "Node", "Opening", "World", "bearer", "moved_by", "patience"]
 
 Config = Mapping[str, Any]
 PATIENCE_S = 20.0
-SLOWNESS = 500
-"""How much slower the host's time goes than ours, where a scenario moves it: a millisecond is half a second."""
 DEPLOYMENT = Deployment("scenarios", 4, b"k" * 32)
 Opening: TypeAlias = Callable[[str], AbstractAsyncContextManager[RedisStore]]
 """Opens the store of a node by its name."""
 
 
-class Clock:
-    """The hosts' time, for their store and their event loop alike; it nearly stands, and moves when it is told to."""
+class Kept(NamedTuple):
+    """What the store has of a run, whoever asks."""
 
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-        self._loop_s = asyncio.get_running_loop().time()
-        self._store_ms = time.time_ns() // 1_000_000
-        self._timers_ms = 0
-        self._ahead_ms = 0
-
-    def advance(self, ms: int, *, timers: bool) -> None:
-        """Put the time forward; without *timers* only the store knows of it."""
-        self._ahead_ms += ms
-        self._timers_ms += ms if timers else 0
-
-    def store_ms(self) -> int:
-        return self._store_ms + self._ahead_ms + int(self._passed_s() * 1_000)
-
-    def loop_s(self) -> float:
-        return self._loop_s + self._timers_ms / 1_000 + self._passed_s()
-
-    def _passed_s(self) -> float:
-        return (time.monotonic() - self._began_s) / SLOWNESS
-
-
-@contextmanager
-def moved_by(clock: Clock | None) -> Iterator[None]:
-    """Let the running event loop go by *clock*."""
-    loop: Any = asyncio.get_running_loop()
-    if clock is not None:
-        loop.time = clock.loop_s
-    try:
-        yield
-    finally:
-        if clock is not None:
-            del loop.time
-
-
-@contextmanager
-def patience(seconds: float) -> Iterator[None]:
-    """Give the body so much real time, however the loop's clock goes; raises TimeoutError."""
-    loop = asyncio.get_running_loop()
-    with anyio.CancelScope() as scope:
-        timer = threading.Timer(seconds, loop.call_soon_threadsafe, (scope.cancel,))
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-    if scope.cancelled_caught:
-        raise TimeoutError
-
-
-class Scripted:
-    """The provider `mock`: answers each step of a run as its script says."""
-
-    info = ProviderInfo(
-        id="mock",
-        name="Mock",
-        vendor="mock",
-        auth_mode="none",
-        capabilities={"tools": True, "textStreaming": True},
-        models=("demo",),
-    )
-
-    def __init__(self, script: Sequence[Config]) -> None:
-        self.calls = 0
-        self.gates: dict[str, anyio.Event] = {}
-        self._script = script
-        self._steps: Counter[str] = Counter()
-
-    async def complete(self, request: ModelRequest, context: ModelContext) -> Turn:
-        assert request.model == "demo"
-        self.calls += 1
-        turn = self._script[self._steps[context.run_id]]
-        self._steps[context.run_id] += 1
-        for piece in turn.get("emitText", ()):
-            context.emit_text(piece)
-        if "block" in turn:
-            await self.gate(turn["block"]).wait()
-        if "throws" in turn:
-            raise RuntimeError(turn["throws"])
-        calls = tuple(_call(call) for call in turn.get("toolCalls", ()))
-        return Turn(text=turn.get("text", ""), tool_calls=calls, usage=turn.get("usage"))
-
-    async def inspect(self) -> Probe | None:
-        return None
-
-    def gate(self, name: str) -> anyio.Event:
-        """The gate called *name*, closed until a scenario releases it."""
-        return self.gates.setdefault(name, anyio.Event())
-
-
-def _call(call: Config) -> ToolCall:
-    arguments = call["argumentsRaw"] if "argumentsRaw" in call else json.dumps(call["arguments"], ensure_ascii=False)
-    return ToolCall(call["id"], call["name"], Raw(arguments.encode()))
-
-
-class NotingTool:
-    """A host tool that notes with what it was executed."""
-
-    idempotent = False
-    output_bytes_max = 1_000_000
-
-    def __init__(self, config: Config, effects: list[Any]) -> None:
-        schema = json.dumps(config["inputSchema"]).encode()
-        self.definition = ToolDefinition(config["name"], "A tool of the scenario.", Raw(schema))
-        self.requires_approval = config.get("requiresApproval", False)
-        self._result = config["result"]
-        self._effects = effects
-
-    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> object:
-        assert not context.cancelled()
-        self._effects.append(dict(arguments))
-        return self._result
-
-
-class Node(NamedTuple):
-    host: Host
-    app: Edge
+    job: Job | None
+    """None where its payload is gone."""
+    events: Sequence[Any]
 
 
 class World:
@@ -184,29 +53,90 @@ class World:
         memory: Memory | None = None,
         redis: Opening | None = None,
         around: Callable[[Any], Any] = lambda store: store,
+        by_input: Config | None = None,
+        by_tools: Config | None = None,
+        survivor: bool = False,
     ) -> None:
         self.config = config
-        self.model = Scripted(script)
+        self.model = Scripted(script, by_input=by_input, by_tools=by_tools)
         self.effects: list[Any] = []
         self.clock = clock
         self.nodes: list[Node] = []
-        self._count = nodes
+        self.known = Known(config)
+        self.shut = False
+        """Whether nothing queued is taken up, by any node."""
+        self.calls_before = 0
+        """Calls of the model before the nodes were opened that are open now."""
+        self._count = max(nodes, 2) if survivor else nodes
+        self._survivor = survivor
+        """Whether the last node stands by: nothing is taken up there before the others are dead."""
         self._names = count()
         self._around = around
         self._memory = Memory(DEPLOYMENT, clock.store_ms) if clock else memory
         self._redis = redis or partial(open_fake_store, fake_server(), DEPLOYMENT)
         self._open = AsyncExitStack()
+        self._slots: list[Claim] = []
 
     async def open(self) -> None:
         """Open the nodes."""
+        self.known = Known(self.config)
+        self.calls_before = self.model.calls
         for _ in range(self._count):
-            store = await self._open.enter_async_context(self._store(f"n{next(self._names)}"))
-            self.nodes.append(await self._open.enter_async_context(_opened(self._around(store), self)))
+            self.nodes.append(await self._open.enter_async_context(self.another(shut=self.shut)))
+        self.nodes[-1].door.shut |= self._survivor
+
+    @asynccontextmanager
+    async def another(self, *, shut: bool = False) -> AsyncIterator[Node]:
+        """Open one more node, which takes up what is queued unless its door is *shut*."""
+        async with self._store(f"n{next(self._names)}") as store:
+            door = Doorway(self._around(store), shut=shut)
+            slow = self.clock is not None
+            async with opened(door, self.config, self.model, self.effects, self.known, slow=slow) as node:
+                yield node
+
+    async def again(self, changes: Config) -> None:
+        """Close the nodes that are open, and open others, which take up what is queued."""
+        await self.close()
+        self.config = merged(self.config, changes)
+        self.shut = False
+        await self.open()
 
     async def close(self) -> None:
         """Close the nodes; what they stored stays."""
         self.nodes = []
         await self._open.aclose()
+
+    async def kill(self) -> None:
+        """Let all nodes die but the one that stands by."""
+        for node in self.nodes[:-1]:
+            await node.die()
+        del self.nodes[:-1]
+
+    async def go_on(self) -> None:
+        """Let the node that stood by take up what is queued."""
+        self.calls_before = self.model.calls
+        self.shut = False
+        self.nodes[0].door.open()
+
+    def bar(self) -> None:
+        """Let nothing queued be taken up until the nodes are others."""
+        self.shut = True
+        for node in self.nodes:
+            node.door.shut = True
+
+    async def hold_slot(self, subject: str) -> None:
+        """Take a run slot for *subject*, as a run would that does not end."""
+        store = self.nodes[0].door
+        claim = Claim("runs", f"held-{len(self._slots)}", store.node, subject)
+        permit = await store.take(claim, caps_of(self.config), 60_000)
+        assert permit.taken == "granted"
+        await store.begun(claim)
+        self._slots.append(claim)
+
+    async def free_slots(self) -> None:
+        """Give back what was held."""
+        while self._slots:
+            await self.nodes[0].door.give("runs", self._slots.pop().holder, caps_of(self.config))
 
     async def audit(self) -> list[Any]:
         """Every audit record, those of one run in their order."""
@@ -221,11 +151,29 @@ class World:
 
     async def pending(self) -> int:
         """Approvals and tickets that count against their bounds."""
+        return sum([(await self.counted(pool)).held for pool in ("approvals", "tickets")])
+
+    async def counted(self, pool: str) -> Counted:
+        """How full *pool* is."""
         if self._memory is not None:
-            return sum([(await self._memory.ledger.counted(pool)).held for pool in ("approvals", "tickets")])
+            return await self._memory.ledger.counted(pool)
         async with self._store("observer") as store:
-            ledger = RedisLedger(store._commands)
-            return sum([(await ledger.counted(pool)).held for pool in ("approvals", "tickets")])
+            return await RedisLedger(store._commands).counted(pool)
+
+    async def kept(self, run_id: str) -> Kept | None:
+        """What the store has of a run, also while no node is open; None where there never was one."""
+        async with self._store("observer") as store:
+            look = await store.look(run_id)
+            items = [] if look.heads.erased else (await store.page(run_id, 0, bytes_max=100_000_000)).items
+        if not look.heads.log:
+            return None
+        state: run.State = kinds.RUN.initial
+        for entry in look.entries:
+            state = kinds.RUN.evolve(state, kinds.RUN.decode(entry.data))
+        shown = [json.loads(wire_feed.numbered(item.number, item.data)) for item in items]
+        if not isinstance(state, run.Live | run.Ended):
+            return Kept(None, shown)
+        return Kept(Job(run_id, state.accepted, look.heads, state if isinstance(state, run.Ended) else None), shown)
 
     @asynccontextmanager
     async def _store(self, name: str) -> AsyncIterator[Any]:
@@ -234,84 +182,3 @@ class World:
             return
         async with self._redis(name) as store:
             yield store
-
-
-@asynccontextmanager
-async def _opened(store: Store, world: World) -> AsyncIterator[Node]:
-    config = world.config
-    tools = {tool["name"]: NotingTool(tool, world.effects) for tool in config.get("tools", ())}
-    async with open_host(store, {"mock": world.model}, _options(config, slow=world.clock is not None), tools) as host:
-        gate = Gate()
-        gate.closing = host.node.closing
-        parts = Parts(
-            runs=host.runs,
-            answers=host.decisions,
-            catalog=host.catalog,
-            tokens=Tokens([_token(alias, policy) for alias, policy in config["tokens"].items()]),
-            discovery=_Unlisted(),
-            gate=gate,
-        )
-        yield Node(host, create_app(parts))
-
-
-class _Unlisted:
-    async def listed(self, ids: Any, *, refresh: bool = False) -> Sequence[object]:  # noqa: ARG002
-        return []
-
-
-def bearer(alias: str) -> str:
-    """The token called *alias*."""
-    return f"{alias}-".ljust(32, "0")
-
-
-def _token(alias: str, policy: Config) -> TokenEntry:
-    return msgspec.convert({**policy, "digest": token_digest(bearer(alias))}, TokenEntry)
-
-
-def _options(config: Config, *, slow: bool) -> Options:
-    approvals, tools = config.get("approvals", {}), config.get("applicationTools", {})
-    caps = Caps(total=config.get("maxConcurrentRuns", 32), per_subject=config.get("maxConcurrentRunsPerSubject", 8))
-    return Options(
-        limits=HostLimits(idle_timeout_ms=config.get("limits", {}).get("idleTimeoutMs")),
-        features=Features(
-            idempotency=config.get("operations", False),
-            approvals=approvals.get("interactive", False),
-            approvals_may_pause=approvals.get("allowIdlePause", True),
-            application_tools=tools.get("enabled", False),
-        ),
-        node=NodeSettings(lease_ms=600_000 if slow else 2_000, routine_ms=50, reassured_s=0.1, drain_s=0.3),
-        caps=lambda _subject, _account: caps,
-        policy=_policy(config["approveHook"]) if "approveHook" in config else None,
-        audit=_sink(config["auditSink"]) if "auditSink" in config else None,
-        approvals=Caps(total=approvals.get("maxPending", 1_000)),
-        tickets=Caps(total=tools.get("maxPending", 1_000)),
-        application_tools_reviewed=tools.get("requireApproval", True),
-    )
-
-
-def _policy(hook: object) -> Any:
-    async def refusing(_call: ToolCall, _context: PolicyContext) -> bool:
-        return False
-
-    async def mutating(call: ToolCall, _context: PolicyContext) -> bool:
-        json.loads(bytes(call.arguments)).update(injected=True)
-        return True
-
-    return refusing if hook is False else mutating
-
-
-def _sink(config: Any) -> Any:
-    """A sink that fails as *config* says.
-
-    `async` is a sink of upstream's, whose sinks are functions, that returns a promise: nobody knows whether it kept the record.
-    Ours are coroutines, so the same fault is one that returns something instead of None when it is done.
-    """
-
-    async def promising(_record: Config) -> object:
-        return asyncio.get_running_loop().create_future()
-
-    async def failing(record: Config) -> None:
-        if record["type"] == config["throwOn"]:
-            raise RuntimeError(config["message"])
-
-    return promising if config == "async" else failing

@@ -1,9 +1,8 @@
 """Plays the protocol's scenarios, which are data, against hosts: what each step does, and what must then be so."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,18 @@ from anyio.abc import TaskGroup
 
 from actors import run
 from api import sse
-from tests.api.asgi_client import Told, sent
 from tests.api.asgi_stream import Streaming
-from tests.host_rules import host_answer
+from tests.scenario_asking import Asking
+from tests.scenario_claims import Seen, faults, startup_errors
+from tests.scenario_clock import until
+from tests.scenario_requests import Requests
 from tests.scenario_words import Config, Names, fixture, judge_error, judge_events, merged
 from tests.scenario_world import PATIENCE_S, Clock, Node, Opening, World, bearer, moved_by, patience
-from tests.strict_client import checked_response
 
 _FOLDER = Path(__file__).parent / "vectors"
-_OPS = {
-    "/v1/approvals/decisions": "approval-decision",
-    "/v1/tool-executions/progress": "tool-progress",
-    "/v1/tool-executions/results": "tool-result",
-}
+_IN_TIME = {"eventually", "store"}
+_HOLDING: Config = {"scheduling": {"total": 1, "perSubject": 1, "queue": {"total": 8, "perSubject": 8}}}
+"""Run slots of a scenario that keeps a run before its first model call: there is one, and it is taken."""
 
 
 def suite(name: str) -> Config:
@@ -35,8 +33,14 @@ def suite(name: str) -> Config:
 
 
 def moves_time(scenario: Config) -> bool:
-    """Whether *scenario* puts the hosts' clock forward."""
-    return '"advance"' in json.dumps(scenario)
+    """Whether *scenario* puts the hosts' clock forward; a lease goes by a clock that nobody can move."""
+    return any(step["do"] == "advance" and "lease" not in step.get("note", "") for step in _steps(scenario))
+
+
+def _steps(scenario: Config) -> Iterator[Config]:
+    for step in scenario["steps"]:
+        yield step
+        yield from _steps(step) if "steps" in step else ()
 
 
 async def play(vectors: Config, scenario: Config, nodes: int, redis: Opening | None = None) -> None:
@@ -46,13 +50,19 @@ async def play(vectors: Config, scenario: Config, nodes: int, redis: Opening | N
     """
     names = Names(vectors["fixtures"])
     hosts, models = vectors["fixtures"]["hosts"], vectors["fixtures"]["models"]
-    host = names.resolved(fixture(hosts, scenario["host"]))
-    config = merged(host, scenario.get("override", {}))
+    held = any("holdBeforeModel" in step for step in _steps(scenario))
+    host = merged(fixture(hosts, scenario["host"]), scenario.get("override", {}))
+    config = merged(names.resolved(host), _HOLDING if held else {})
+    if failing := [step for step in _steps(scenario) if "startupError" in step]:
+        assert all(step["startupError"] in startup_errors(merged(config, step.get("with", {}))) for step in failing)
+        return
     script = names.resolved(fixture(models, scenario["model"]))
+    more: dict[str, Any] = {"by_input": scenario.get("modelByInput"), "by_tools": scenario.get("modelByTools")}
+    more["survivor"] = any(step["do"] == "kill" for step in _steps(scenario))
     clock = Clock() if moves_time(scenario) else None
     with patience(PATIENCE_S), moved_by(clock):
         async with anyio.create_task_group() as tasks:
-            world = World(config, script, nodes=nodes, clock=clock, redis=redis)
+            world = World(config, script, nodes=nodes, clock=clock, redis=redis, **more)
             try:
                 await world.open()
                 await Play(scenario, names, world, tasks).play()
@@ -71,7 +81,9 @@ class Play:
         self._tasks = tasks
         self._streams: dict[str, Streaming] = {}
         self._owner = 0
-        self._posts = count()
+        self._dead = False
+        """Whether the hosts were killed, and only the one that stood by is left."""
+        self._requests = Requests(names, world, tasks, self._node)
         self._runs: list[str] = []
         self._watched: dict[str, bytes] = {}
         self._owned: dict[str, Streaming] = {}
@@ -90,16 +102,23 @@ class Play:
             await stream.over.wait()
 
     async def _step(self, step: Config) -> None:
+        asking = self._requests
         doing: Mapping[str, Callable[[Config], Any]] = {
             "stream": self._stream,
             "read": self._read,
-            "run": self._run,
-            "post": self._post,
-            "get": self._get,
+            "run": asking.run,
+            "post": asking.post,
+            "get": asking.get,
             "close": self._close,
             "advance": self._advance,
             "release": self._release,
             "restart": self._restart,
+            "reconfigure": self._reconfigure,
+            "kill": self._kill,
+            "enqueue": self._enqueue,
+            "poll": asking.poll,
+            "pageAll": asking.page_all,
+            "await": asking.awaited,
             "shutdown": self._shutdown,
             "repeat": self._repeat,
             "assert": self._assert,
@@ -110,6 +129,8 @@ class Play:
 
     async def _stream(self, step: Config) -> None:
         self._owner = (self._owner + 1) % len(self._world.nodes) if self._streams else 0
+        if step.get("holdBeforeModel"):
+            await self._world.hold_slot("somebody")
         stream = self._streams[step["id"]] = Streaming(self._names.resolved(step["request"]))
         self._tasks.start_soon(stream.carry, self._world.nodes[self._owner].app, bearer(step["as"]))
         if "expectHttp" in step:
@@ -154,72 +175,75 @@ class Play:
             assert self._watched[run_id].startswith(shown)
             assert stream.left or not stream.over.is_set() or self._watched[run_id] == shown
 
-    # Other requests.
-
-    async def _run(self, step: Config) -> None:
-        body = json.dumps(self._names.resolved(step["request"])).encode()
-        told = await self._sent(self._world.nodes[self._owner], step, "POST", "/v1/runs", body)
-        self._judge_answer(step, told)
-
-    async def _post(self, step: Config) -> None:
-        body = self._names.resolved(step.get("body"))
-        text = self._names.written(step["rawBody"]) if "rawBody" in step else json.dumps(body).encode()
-        told = await self._sent(self._node(1 + next(self._posts) % 2), step, "POST", step["path"], text)
-        answered = self._judge_answer(step, told)
-        if told.status == 200:
-            checked_response(_OPS[step["path"]], json.loads(text), told.status, told.headers, told.body)
-        self._names.save(step.get("save", {}), answered)
-
-    async def _get(self, step: Config) -> None:
-        told = await self._sent(self._node(1), step, "GET", step["path"], b"")
-        features = self._judge_answer(step, told)["features"]
-        assert set(step["expect"].get("featuresInclude", ())) <= set(features)
-        assert not set(step["expect"].get("featuresExclude", ())) & set(features)
-
-    async def _sent(self, node: Node, step: Config, method: str, path: str, body: bytes) -> Told:
-        headers = [(b"content-type", b"application/json"), (b"authorization", f"Bearer {bearer(step['as'])}".encode())]
-        return await sent(node.app, method, path.encode(), headers, body)
-
-    def _judge_answer(self, step: Config, told: Told) -> Any:
-        answered = host_answer(told.status, told.headers, told.body)
-        expect = self._names.resolved(step["expect"])
-        if "code" in expect:
-            judge_error(told.status, answered, expect)
-        else:
-            assert told.status == expect["status"], answered
-            assert answered == answered | expect.get("body", {}), answered
-        return answered
-
     # The world.
 
     async def _close(self, step: Config) -> None:
-        stream = self._streams[step["id"]]
+        left = self._streams.get(step["id"]) or self._requests.under_way[step["id"]]
         with patience(step.get("withinMs", 2_000) / 1_000):
-            if step.get("whileReading"):
+            if step.get("whileReading") and isinstance(left, Streaming):
                 async with anyio.create_task_group() as reading:
-                    reading.start_soon(stream.events, None)
+                    reading.start_soon(left.events, None)
                     await anyio.lowlevel.checkpoint()
-                    stream.leave()
-            stream.leave()
-            await stream.over.wait()
-            await self._until(lambda: self._ended(run_of(stream)))
+                    left.leave()
+            left.leave()
+            await left.over.wait()
+            await until(lambda: self._ended(left))
+        await self._world.free_slots()
 
-    async def _ended(self, run_id: str) -> bool:
-        state, _ = await self._node(1).host.state(run_id)
+    async def _ended(self, left: Streaming | Asking) -> bool:
+        """Whether the run that a client has left is over; one that nobody saw is, when nothing executes."""
+        if isinstance(left, Asking):
+            return not any(node.host.node.executing for node in self._world.nodes)
+        state, _ = await self._node(1).host.state(run_of(left))
         return isinstance(state, run.Ended)
 
     async def _advance(self, step: Config) -> None:
-        assert self._world.clock is not None
+        if self._world.clock is None:
+            store = self._world.nodes[0].door
+            then = store.now_ms() + step["ms"]
+            while store.now_ms() < then:
+                await anyio.lowlevel.checkpoint()
+            return
         self._world.clock.advance(step["ms"], timers=step.get("timers", True))
         for _ in range(100):  # what is due now gets its turns
             await anyio.lowlevel.checkpoint()
 
     async def _release(self, step: Config) -> None:
-        self._world.model.gate(step["name"]).set()
+        name = step.get("name") or step["gate"]
+        if name == "held-admission":
+            await self._world.free_slots()
+        self._world.model.gate(name).set()
 
-    async def _restart(self, _: Config) -> None:
-        await self._world.close()
-        await self._world.open()
+    async def _restart(self, step: Config) -> None:
+        if self._dead:
+            await self._world.go_on()
+            return
+        await self._world.again(self._names.resolved(step.get("override", {})))
+
+    async def _reconfigure(self, step: Config) -> None:
+        """Change what the hosts are told; what a credential allows changes while they work, all else needs others."""
+        if "revokePrincipal" in step:
+            self._world.known.revoke(step["revokePrincipal"])
+        else:
+            await self._restart(step)
+
+    async def _kill(self, step: Config) -> None:
+        """Let the hosts die; with *after*, as soon as one of them has stored an event of that type."""
+        if "after" in step:
+            for node in self._world.nodes:
+                node.door.cut_after = f'"type":"{step["after"]}"'.encode()
+            await self._step(step["step"])
+
+            async def one_is_cut() -> bool:
+                return any(node.door.cut for node in self._world.nodes)
+
+            await until(one_is_cut)
+        self._dead = True
+        await self._world.kill()
+
+    async def _enqueue(self, step: Config) -> None:
+        self._world.bar()
+        await self._step(step["step"])
 
     async def _shutdown(self, _: Config) -> None:
         for node in self._world.nodes:
@@ -234,42 +258,22 @@ class Play:
                 await self._step(each)
 
     async def _assert(self, step: Config) -> None:
-        if not step.get("eventually"):
-            assert not (faults := await self._faults(step)), faults
+        if "setup" in step:
+            await self._world.hold_slot("alice")
+        raw = b"".join(stream.raw for stream in self._streams.values())
+        seen = Seen(self._world, self._names, raw, self._runs)
+        if not step.keys() & _IN_TIME:
+            assert not (found := await faults(step, seen)), found
             return
 
         async def holds() -> bool:
-            return not await self._faults(step)
+            return not await faults(step, seen)
 
-        with patience(self._scenario.get("withinMs", 5_000) / 1_000):
-            await self._until(holds)
-
-    async def _faults(self, step: Config) -> list[str]:
-        """What *step* says of the hosts and is not so."""
-        world, audit = self._world, await self._world.audit()
-        kinds = [record["type"] for record in audit]
-        found: dict[str, Any] = {
-            "effects": world.effects,
-            "effectCount": len(world.effects),
-            "modelCalls": world.model.calls,
-            "audit": {kind: kinds.count(kind) for kind in step.get("audit", ())},
-            "lastAudit": kinds[-1] if kinds else None,
-        }
-        if "auditContains" in step:
-            found["auditContains"] = next(
-                (step["auditContains"] for one in map(_flat, audit) if one == one | step["auditContains"]), 0
-            )
-        if "pending" in step:
-            found["pending"] = await world.pending()
-        if "usageStatus" in step or "modelSignalAborted" in step:
-            state, _ = await self._node(2).host.state(self._runs[-1])
-            found["usageStatus"] = state.kind if isinstance(state, run.Ended) else "live"
-            found["modelSignalAborted"] = found["usageStatus"] == "cancelled"
-        if "noEventContains" in step:
-            raw = b"".join(stream.raw for stream in self._streams.values())
-            found["noEventContains"] = step["noEventContains"] if step["noEventContains"].encode() not in raw else raw
-        told = {name: value for name, value in step.items() if name not in {"do", "eventually", "note"}}
-        return [f"{name}: {found[name]}, not {value}" for name, value in told.items() if found[name] != value]
+        try:
+            with patience(self._scenario.get("withinMs", 5_000) / 1_000):
+                await until(holds)
+        except TimeoutError:
+            raise AssertionError(await faults(step, seen)) from None
 
     # Nodes, and waiting.
 
@@ -281,15 +285,6 @@ class Play:
         if not stream.over.is_set():
             stream.left = True
         stream.judge()
-
-    async def _until(self, holds: Callable[[], Any]) -> None:
-        while not await holds():
-            await anyio.lowlevel.checkpoint()
-
-
-def _flat(record: Config) -> dict[str, Any]:
-    """An audit record with the members of its resolution beside its own, as scenarios name them."""
-    return {**record, **record.get("resolution", {})}
 
 
 def run_of(stream: Streaming) -> str:

@@ -21,7 +21,7 @@ def protocol(parts: Parts) -> bytes:
             "protocol": "agenticdriver",
             "version": "1.0",
             "supportedVersions": ["1.0"],
-            "features": advertised(parts.features, parts.catalog.features),
+            "features": advertised(parts.features, parts.catalog.features, jobs=parts.jobs is not None),
         }
     )
 

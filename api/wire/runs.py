@@ -17,7 +17,7 @@ from actors.request import RunRequest, checked
 from api import pipeline, problems
 from api.answers import Call, ClientGone, answer, body_of
 from api.bodies import QUICK_BODY_BYTES, parsed
-from api.grants import Principal, allows_run, waived
+from api.grants import Principal, allows_run, holder_of, waived
 from api.parts import Parts
 from api.sse import Stream, Torn
 from eventstore.store import Item
@@ -94,7 +94,11 @@ async def _attended(parts: Parts, call: Call, asked: _Asked, stream: Stream) -> 
     told: pipeline.Answered | None = None
     try:
         async with parts.runs.attend(
-            asked.request, subject=asked.principal.subject, streamed=asked.streamed, waived=waived(asked.principal)
+            asked.request,
+            subject=asked.principal.subject,
+            streamed=asked.streamed,
+            waived=waived(asked.principal),
+            holder=holder_of(asked.principal),
         ) as attended:
             # Caught within, because a context may wrap in groups what passes through it.
             try:

@@ -10,16 +10,19 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from actors import run
+from actors.bounds import accept
 from actors.decisions import Caller
+from actors.dispatch import POOL
 from actors.events import Origin, RunEvent, ToolCall, ToolFact
-from actors.node import POOL, NodeSettings, mono_ms
+from actors.node import NodeSettings, mono_ms
 from actors.plan import Claiming, Hold
 from actors.ports import Model, ModelContext, ModelRequest, Tool, ToolContext, ToolDefinition, ToolMessage, Turn
 from actors.request import Features
 from eventstore.memory import Memory
 from eventstore.store import Caps, Claim, Store
 from runstream.host import Host, Options, open_host
-from tests.actors.runs import ARTIFACT, NOW, accept, folded
+from tests.actors.runs import ARTIFACT, NOW, folded
+from tests.actors.runs import accept as accepting
 from tests.actors.support import FakeModel, asking
 
 APPROVAL = "0b6c2a52-1111-4f7e-9a41-5f2f5f3b7c10"
@@ -70,7 +73,7 @@ def wanted(*tools: ToolFact, approvals: Mapping[str, Any] | None = INTERACTIVE, 
 def accepted(
     *tools: ToolFact, origin: Origin = "foreground", idle_timeout_ms: int = 0, max_steps: int = 8, **members: Any
 ) -> run.Accept:
-    command = accept(max_steps=max_steps, **wanted(*tools, **members))
+    command = accepting(max_steps=max_steps, **wanted(*tools, **members))
     return replace(command, tools=tools, origin=origin, idle_timeout_ms=idle_timeout_ms)
 
 
@@ -162,22 +165,11 @@ def anybody(subject: str = "ann") -> Caller:
 async def begun(host: Host, *tools: ToolFact, origin: Origin = "job", **members: Any) -> str:
     """Start a run that no client is attached to; jobs have no route yet."""
     request = host.checked(asking(**wanted(*tools, **members)))
-    bounds = host._bounds(request, frozenset(tool.name for tool in tools))
+    bounds = host.terms.bounds(request, "ann", frozenset(tool.name for tool in tools))
     store, node = host.store, host.node
     claim = Claim(POOL, str(uuid.uuid4()), store.node, "ann")
     permit = await store.take(claim, node.caps("ann", ""), node.settings.permit_begin_ms)
-    command = run.Accept(
-        subject="ann",
-        request=request,
-        admitted=True,
-        max_steps=bounds.max_steps,
-        max_output_tokens=bounds.max_output_tokens,
-        max_attempts=bounds.max_attempts,
-        idle_timeout_ms=bounds.idle_timeout_ms,
-        origin=origin,
-        permit=claim.holder,
-        tools=bounds.tools,
-    )
+    command = accept(request, bounds, subject="ann", admitted=True, origin=origin, permit=claim.holder)
     run_id, sent = str(uuid.uuid4()), mono_ms()
     told = await node.around.shell.tell(
         run_id,
@@ -187,7 +179,7 @@ async def begun(host: Host, *tools: ToolFact, origin: Origin = "job", **members:
         fresh=True,
         not_after_ms=permit.begin_by_ms,
     )
-    node.execute(told.state, Hold(run_id, told.heads.epoch, told.heads.feed), sent, claim)
+    node.execute(told.state, Hold.of(run_id, told.heads), sent, claim)
     return run_id
 
 

@@ -8,8 +8,8 @@ import pytest
 from typing_extensions import override
 
 from actors import run
+from actors.dispatch import POOL
 from actors.errors import Refused
-from actors.node import POOL
 from actors.ports import ModelContext, ModelRequest, Turn
 from actors.request import Features
 from eventstore.memory import Memory, MemoryStore

@@ -233,9 +233,11 @@ def test_an_ended_run_leaves_its_permit_and_its_payload_due() -> None:
     assert standing.due == {"permit": NOW + 5, "retention": NOW + 5 + run.RETENTION_MS}
 
 
-def test_a_keyed_run_is_kept_until_an_operator_erases_it() -> None:
+def test_a_keyed_run_keeps_its_log_until_an_operator_erases_it_but_not_its_feed() -> None:
     over = given(accepted(fingerprint="aa"), RunStarted(NOW), RunCancelled(NOW, Problem("CANCELLED", "x")))
-    assert "retention" not in run.standing(over).due
+    assert isinstance(over, run.Ended)
+    assert run.keeps_log(over)
+    assert run.standing(over).due["retention"] == NOW + run.RETENTION_MS
 
 
 def test_an_overflow_ends_the_run_as_uncertain() -> None:

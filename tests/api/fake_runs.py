@@ -11,6 +11,7 @@ import anyio
 from actors.errors import Problem, Refused
 from actors.ports import Model, ModelContext, ModelRequest, UserMessage
 from actors.request import RunRequest
+from actors.sessions import Holder
 from eventstore.store import Item
 from projections import wire_feed
 
@@ -80,16 +81,24 @@ class FakeRuns:
         self.asked: list[tuple[str, RunRequest]] = []
         self.attended: dict[str, Attended] = {}
         self.waived = frozenset[str]()
+        self.holder: Holder | None = None
         self.left: list[Ended] = []
         self.entering = 0
 
     @asynccontextmanager
     async def attend(
-        self, request: RunRequest, *, subject: str, streamed: bool, waived: frozenset[str] = frozenset()
+        self,
+        request: RunRequest,
+        *,
+        subject: str,
+        streamed: bool,
+        waived: frozenset[str] = frozenset(),
+        holder: Holder | None = None,
     ) -> AsyncIterator[Attended]:
         """Start a run at once."""
         self.asked.append((subject, request))
         self.waived = waived
+        self.holder = holder
         number = len(self.asked)
         if self.refusal is not None:
             raise self.refusal

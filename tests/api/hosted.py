@@ -16,6 +16,7 @@ from api.server import Config, Listening, serve
 from providers.discovery import Discovery
 from providers.mock import INFO, Mock
 from tests.api.fake_runs import FakeRuns, Script, asking
+from tests.api.fake_stores import FakeJobs, FakeSessions
 from tests.http_client import Tcp
 
 TOKENS = {"reader": "reader-token-0123456789-0123456789", "nobody": "nobody-token-0123456789-0123456789"}
@@ -48,7 +49,13 @@ class Hosted:
 def entries() -> tuple[TokenEntry, ...]:
     """The tokens of the shared vectors."""
     return (
-        TokenEntry(digest=token_digest(TOKENS["reader"]), subject="ann", providers=("mock",)),
+        TokenEntry(
+            digest=token_digest(TOKENS["reader"]),
+            subject="ann",
+            providers=("mock",),
+            jobs=("submit", "read", "cancel"),
+            sessions=("create", "read", "continue", "delete"),
+        ),
         TokenEntry(digest=token_digest(TOKENS["nobody"]), subject="bo", providers=()),
     )
 
@@ -67,6 +74,8 @@ def parts(runs: Runs, discovery: Discovery, **more: Any) -> Parts:
         tokens=Tokens(entries()),
         discovery=discovery,
         allowed_origins=frozenset({"https://desk.example"}),
+        sessions=FakeSessions(),
+        jobs=FakeJobs(),
         **more,
     )
 

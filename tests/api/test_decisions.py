@@ -456,3 +456,5 @@ def test_the_features_are_named_in_the_order_of_the_protocol() -> None:
     told = advertised(("event-stream", "z-ours"), Features(approvals=True, application_tools=True))
     assert told == ("application-tools", "interactive-approvals", "event-stream", "z-ours")
     assert advertised(("event-stream",), Features()) == ("event-stream",)
+    told = advertised(("event-stream",), Features(sessions=True), jobs=True)
+    assert told == ("durable-jobs", "conversation-sessions", "event-stream")

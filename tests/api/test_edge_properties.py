@@ -33,7 +33,8 @@ STREAM = (b"accept", b"text/event-stream")
 METHODS = st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "M-SEARCH"])
 ROUTES = st.sampled_from(
     b"/health /v1/protocol /v1/providers /v1/providers?refresh=true /v1/runs /v1/approvals/decisions "
-    b"/v1/tool-executions/progress /v1/tool-executions/results".split()
+    b"/v1/tool-executions/progress /v1/tool-executions/results /v1/sessions/create /v1/sessions/read "
+    b"/v1/sessions/delete /v1/jobs/submit /v1/jobs/read /v1/jobs/cancel /v1/jobs/events".split()
 )
 TARGETS = st.one_of(
     ROUTES, st.binary(max_size=40).map(lambda tail: b"/" + tail), st.builds(bytes.__add__, ROUTES, st.binary())

@@ -7,8 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.events import RunAccepted
+from actors.request import encoded_request
 from actors.request_parts import ApplicationTool, RetrievalOption, RunRequest, SessionOption
-from api.grants import InvalidPolicy, Principal, TokenEntry, Tokens, allows_run, token_digest
+from api.grants import (
+    InvalidPolicy,
+    Principal,
+    Principals,
+    TokenEntry,
+    Tokens,
+    allows_run,
+    holder_of,
+    may_use_job,
+    still_allows,
+    token_digest,
+)
 
 TOKEN = "a-token-of-at-least-32-characters"
 OTHER = "another-token-of-32-characters-or-more"
@@ -131,3 +144,66 @@ def test_what_is_not_granted_is_forbidden(granted: dict[str, object], asked: dic
 
 def test_an_omitted_approval_rule_of_an_application_tool_forces_one() -> None:
     assert principal(applicationTools=[{"name": "t"}]).policy.application_tools[0].requires_approval
+
+
+# Sessions and jobs.
+
+
+def test_a_principal_is_found_again_by_its_id() -> None:
+    tokens: Principals = Tokens([entry()])
+    found = tokens.principal(TOKEN)
+    assert found is not None
+    assert tokens.durable(found.id) is found
+    assert tokens.durable("") is None
+    assert tokens.durable(TOKEN) is None
+    assert tokens.durable(token_digest(OTHER)) is None
+
+
+def test_a_holder_may_what_its_policy_says() -> None:
+    holder = holder_of(principal(sessions=["create", "delete"]))
+    assert (holder.subject, holder.operations) == ("ann", frozenset({"create", "delete"}))
+    assert (holder.may_use("mock"), holder.may_use("other")) == (True, False)
+    assert holder_of(principal()).operations == frozenset()
+
+
+USES: dict[str, object] = {"tools": ("t",), "retrieval": RetrievalOption(corpus="c")}
+COVERS: dict[str, object] = {"tools": ["t"], "retrieval": {"search": ["c"]}}
+FALLS_SHORT: list[dict[str, object]] = [{"providers": ["other"]}, {"tools": ["u"]}, {"retrieval": {"index": ["c"]}}]
+
+
+def stored(**members: object) -> RunAccepted:
+    """A job as its log keeps it, submitted with the only token there is."""
+    accepted = encoded_request(request(**members))
+    return RunAccepted(0, "ann", "mock", "demo", accepted, origin="job", principal=token_digest(TOKEN))
+
+
+def test_a_stored_job_may_be_used_by_whom_all_grants_allow_what_it_uses() -> None:
+    enough = principal(**COVERS)
+    assert may_use_job(enough)(stored(**USES))
+    assert may_use_job(enough, enough)(stored(**USES))
+    for less in FALLS_SHORT:
+        assert not may_use_job(principal(**COVERS | less))(stored(**USES))
+        assert not may_use_job(enough, principal(**COVERS | less))(stored(**USES))
+        assert not may_use_job(principal(**COVERS | less), enough)(stored(**USES))
+
+
+def test_a_job_is_taken_up_only_while_its_principal_may_still_run_it() -> None:
+    now = COVERS | {"jobs": ["submit"]}
+    assert still_allows(Tokens([entry(**now)]), stored(**USES)) is None
+    lost: list[dict[str, object]] = [
+        *FALLS_SHORT,
+        {"jobs": ["read", "cancel"]},
+        {"subject": "bo"},
+        {"digest": token_digest(OTHER)},
+    ]
+    for change in lost:
+        problem = still_allows(Tokens([entry(**now | change)]), stored(**USES))
+        assert problem is not None, change
+        assert (problem.code, problem.retryable) == ("FORBIDDEN", False)
+    assert still_allows(Tokens([]), stored()) is not None
+
+
+@given(st.sets(st.sampled_from(["a", "b"])), st.sets(st.sampled_from(["a", "b"])), st.sets(st.sampled_from(["a", "b"])))
+def test_two_grants_allow_what_each_of_them_does(first: set[str], second: set[str], wanted: set[str]) -> None:
+    may = may_use_job(principal(tools=sorted(first)), principal(tools=sorted(second)))
+    assert may(stored(tools=tuple(sorted(wanted)))) == (wanted <= first & second)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
+from eventstore import keys
+from eventstore.reader import CursorTooOld, followed
 from eventstore.store import (
     Append,
     Caps,
@@ -30,9 +34,10 @@ from eventstore.store import (
     Snapshot,
     Store,
 )
+from tests.eventstore.conftest import DEPLOYMENT, RedisHouse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from tests.eventstore.conftest import House
 
@@ -66,6 +71,17 @@ def fact(command: str, log: int, data: bytes = b"fact", **more: object) -> Appen
 
 END = Part(actor=RUN, log=2, events=(Event(b"ended", 1),), items=(b"bye",), ended=True)
 CLAIM = Part(actor=RUN, log=2, events=(Event(b"taken"),), owner="two", lease_ms=HOUR_MS)
+ERASE = Part(actor=RUN, log=3, erase=True)
+BURY = replace(ERASE, epitaph=b"9:here lies\r\n\x00")
+TRIM = Part(actor=RUN, log=3, trim=True)
+
+
+@pytest.fixture
+async def graves(house: House) -> AsyncIterator[None]:
+    """Take off, at the end, the one thing that an erasure leaves beside heads."""
+    yield
+    if isinstance(house, RedisHouse):
+        await house.call("DEL", keys.snapshot(keys.tag_of(RUN, DEPLOYMENT.partitions), RUN))
 
 
 async def passed(store: Store, at_ms: int) -> None:
@@ -192,7 +208,7 @@ async def test_only_the_current_epoch_may_write(store: Store) -> None:
     await recorded(store, delta("own", 2, b"x"))
 
 
-async def test_an_actor_that_ended_takes_nothing_but_an_erasure(store: Store) -> None:
+async def test_an_actor_that_ended_takes_nothing_but_a_trim_and_an_erasure(store: Store) -> None:
     await recorded(store, begin())
     heads = (await recorded(store, one("end", END))).parts[0].heads
     assert (heads.ended, heads.epoch, heads.owner, heads.lease_ms) == (True, 2, "", 0)
@@ -267,7 +283,9 @@ async def test_a_head_may_be_named_without_writing(store: Store) -> None:
     one("again", Part(actor=RUN, log=2, epoch=1, owner="")),
     one("again", Part(actor=RUN, log=2, ended=True)),
     one("again", Part(actor=RUN, log=2, ended=True, erase=True)),
+    one("again", replace(BURY, log=2)),
 ])  # fmt: skip
+@pytest.mark.usefixtures("graves")
 async def test_a_lost_reply_is_answered_again_and_written_once(store: Store, append: Append) -> None:
     await recorded(store, begin())
     first = await recorded(store, append)
@@ -476,6 +494,164 @@ async def test_a_snapshot_that_comes_late_does_not_bring_back_what_was_erased(st
     assert (await store.look(RUN, snapshot=True)).snapshot is None
 
 
+async def ended(store: Store) -> Heads:
+    """Begin and end a run: three events, three items."""
+    await recorded(store, begin())
+    return (await recorded(store, one("end", END))).parts[0].heads
+
+
+@pytest.mark.usefixtures("graves")
+async def test_an_epitaph_answers_in_the_place_of_the_snapshot(store: Store) -> None:
+    await ended(store)
+    await store.save(RUN, Snapshot(3, b"fold"))
+    heads = (await recorded(store, one("bury", BURY))).parts[0].heads
+    for after in (0, 1, 3, 9):
+        look = await store.look(RUN, after, snapshot=True)
+        assert (look.heads, list(look.entries), look.snapshot) == (heads, [], Snapshot(3, BURY.epitaph))
+    look = await store.look(RUN)
+    assert (look.heads, list(look.entries), look.snapshot) == (heads, [], None)
+
+
+@pytest.mark.usefixtures("graves")
+async def test_an_epitaph_is_left_with_the_last_word_about_others(store: Store, house: House) -> None:
+    await ended(store)
+    beside = Part(actor=APPROVAL, log=0, events=(Event(b"x"),))
+    append = Append(command="bury", parts=(BURY, beside), due=(Due(RUN, "usage", 7),), outbox=(b"o",))
+    await recorded(store, append)
+    assert (await recorded(store, append)).repeated
+    assert (await store.look(RUN, snapshot=True)).snapshot == Snapshot(3, BURY.epitaph)
+    assert await versions(store, APPROVAL) == [(1, 0, "bury", b"x")]
+    assert (await house.due(0), await house.outbox(0)) == ({f"{RUN}|usage": 7}, [b"o"])
+
+
+@pytest.mark.usefixtures("graves")
+async def test_no_snapshot_overwrites_an_epitaph(store: Store) -> None:
+    await ended(store)
+    await recorded(store, one("bury", BURY))
+    for version in (0, 2, 3, 9):
+        await store.save(RUN, Snapshot(version, b"fold"))
+    assert (await store.look(RUN, snapshot=True)).snapshot == Snapshot(3, BURY.epitaph)
+
+
+@pytest.mark.usefixtures("graves")
+async def test_a_snapshot_that_races_an_erasure_never_wins(store: Store, house: House) -> None:
+    other = await house.node("two")
+    await ended(store)
+    async with anyio.create_task_group() as tasks:
+        for version in (1, 2, 3):
+            tasks.start_soon(other.save, RUN, Snapshot(version, b"fold"))
+        tasks.start_soon(store.append, one("bury", BURY))
+        for version in (1, 2, 3):
+            tasks.start_soon(other.save, RUN, Snapshot(version, b"fold"))
+    assert (await other.look(RUN, snapshot=True)).snapshot == Snapshot(3, BURY.epitaph)
+
+
+@pytest.mark.usefixtures("graves")
+async def test_the_first_epitaph_stays(store: Store) -> None:
+    await ended(store)
+    await recorded(store, one("erase", ERASE))
+    assert (await store.look(RUN, snapshot=True)).snapshot is None
+    await recorded(store, one("bury", BURY))
+    later = one("bury again", replace(BURY, epitaph=b"another"))
+    await recorded(store, later)
+    assert (await recorded(store, later)).repeated
+    await recorded(store, one("erase", ERASE))
+    assert (await store.look(RUN, snapshot=True)).snapshot == Snapshot(3, BURY.epitaph)
+
+
+# trimming
+
+
+async def test_a_trim_takes_the_feed_and_leaves_the_log(store: Store) -> None:
+    before = await ended(store)
+    await store.save(RUN, Snapshot(2, b"fold"))
+    look = await store.look(RUN, snapshot=True)
+    placed = (await recorded(store, one("trim", TRIM))).parts[0]
+    assert (placed.first, placed.heads) == (0, replace(before, oldest=4))
+    after = await store.look(RUN, snapshot=True)
+    assert (after.heads, after.entries, after.snapshot) == (placed.heads, look.entries, look.snapshot)
+    assert len(await versions(store)) == 3
+    for cursor in (0, 2, 3, 9):
+        assert await store.page(RUN, cursor) == (placed.heads, [])
+
+
+async def test_readers_of_a_trimmed_feed_meet_the_end_or_are_told_what_is_kept(store: Store) -> None:
+    await ended(store)
+    await recorded(store, one("trim", TRIM))
+    async with aclosing(followed(store, RUN, 3, heartbeat_s=10)) as reader:
+        assert [items async for items in reader] == []
+    for cursor in (0, 2):
+        async with aclosing(followed(store, RUN, cursor, heartbeat_s=10)) as reader:
+            with pytest.raises(CursorTooOld) as too_old:
+                await anext(reader)
+        assert too_old.value.oldest == 4
+
+
+async def test_a_trim_that_comes_again_is_a_repeat(store: Store) -> None:
+    await ended(store)
+    first = await recorded(store, one("trim", TRIM))
+    again = await recorded(store, one("trim", TRIM))
+    assert (again.repeated, again.parts) == (True, first.parts)
+    another = await recorded(store, one("trim more", TRIM))
+    assert (another.repeated, another.parts) == (False, first.parts)
+
+
+async def test_an_end_is_known_again_after_a_trim(store: Store) -> None:
+    await ended(store)
+    await recorded(store, one("trim", TRIM))
+    again = await recorded(store, one("end", END))
+    assert (again.repeated, again.parts[0].first, again.parts[0].heads.oldest) == (True, 3, 4)
+
+
+async def test_only_what_ended_is_trimmed(store: Store) -> None:
+    heads = (await recorded(store, begin())).parts[0].heads
+    for log in (2, 3):
+        outcome = await store.append(one("trim", replace(TRIM, log=log)))
+        assert isinstance(outcome, Conflict)
+        assert outcome.heads == (heads,)
+    assert isinstance(await store.append(one("trim", replace(TRIM, log=0, actor=APPROVAL))), Conflict)
+    assert len(await feed_of(store)) == 2
+    await recorded(store, one("end", END))
+    assert isinstance(await store.append(one("trim", replace(TRIM, log=2))), Conflict)
+    assert len(await feed_of(store)) == 3
+
+
+@pytest.mark.usefixtures("graves")
+@pytest.mark.parametrize("erasure", [BURY, replace(BURY, feed=3), replace(BURY, feed=3, ended=True, epoch=2)])
+async def test_what_was_trimmed_is_erased_later(store: Store, erasure: Part) -> None:
+    before = await ended(store)
+    await recorded(store, one("trim", TRIM))
+    heads = (await recorded(store, one("bury", erasure))).parts[0].heads
+    assert heads == replace(before, oldest=4, erased=True)
+    assert (await store.look(RUN, snapshot=True)).snapshot == Snapshot(3, BURY.epitaph)
+    assert (await recorded(store, one("trim", TRIM))).parts[0].heads == heads
+    look = await store.look(RUN, snapshot=True)
+    assert (look.heads, list(look.entries), look.snapshot) == (heads, [], Snapshot(3, BURY.epitaph))
+
+
+async def test_a_run_without_items_may_be_trimmed(store: Store) -> None:
+    event = (Event(b"x"),)
+    await recorded(store, one("end", Part(actor=RUN, log=0, events=event, ended=True)))
+    heads = (await recorded(store, one("trim", replace(TRIM, log=1)))).parts[0].heads
+    assert (heads.feed, heads.oldest) == (0, 1)
+    await recorded(store, one("erase", replace(ERASE, log=1, feed=0)))
+
+
+async def test_a_trim_goes_with_what_happens_to_others(store: Store) -> None:
+    await ended(store)
+    approval = Part(actor=APPROVAL, log=0, events=(Event(b"x", 1),), items=(b"i",))
+    placed = (await recorded(store, Append(command="both", parts=(replace(TRIM, log=None), approval)))).parts
+    assert [part.heads.oldest for part in placed] == [4, 1]
+    assert [part.first for part in placed] == [0, 1]
+    assert list(await feed_of(store, APPROVAL)) == [Item(1, b"i")]
+
+
+async def test_a_trim_does_not_hide_that_the_log_is_lost(store: Store, house: House) -> None:
+    await ended(store)
+    await house.lose(RUN, "log")
+    assert isinstance(await store.append(one("trim", TRIM)), Lost)
+
+
 # snapshots and pages
 
 
@@ -523,6 +699,20 @@ async def test_due_members_are_set_and_cleared_with_the_append(store: Store, hou
     assert await house.due(0) == {f"{APPROVAL}|deadline": FAR_MS + 1}
     await store.settle(APPROVAL, "deadline")
     await store.settle(APPROVAL, "deadline")
+    assert await house.due(0) == {}
+
+
+async def test_a_due_member_is_put_off_but_never_made(store: Store, house: House) -> None:
+    await recorded(store, Append(command="b", parts=begin(owner=None).parts, due=(Due(RUN, "usage", 5),)))
+    await store.settle(RUN, "usage", FAR_MS)
+    await store.settle(RUN, "permit", FAR_MS)
+    await store.settle(APPROVAL, "usage", FAR_MS)
+    assert await house.due(0) == {f"{RUN}|usage": FAR_MS}
+    assert list((await store.sweep(0))[0]) == []
+    await store.settle(RUN, "usage", 6)
+    assert list((await store.sweep(0))[0]) == [Ripe(RUN, "usage", 6)]
+    await store.settle(RUN, "usage")
+    await store.settle(RUN, "usage", FAR_MS)
     assert await house.due(0) == {}
 
 
@@ -597,6 +787,25 @@ async def test_the_outbox_is_written_once_with_its_append(store: Store, house: H
     assert await house.outbox(0) == [b"audit", b"more"]
 
 
+async def test_an_outbox_is_pruned_of_what_is_older_than_a_time(store: Store, house: House) -> None:
+    await store.prune(0, FAR_MS)
+    await recorded(store, Append(command="begin", parts=begin().parts, outbox=(b"1", b"2")))
+    await store.post(APPROVAL, b"3")
+    await store.post(ELSEWHERE, b"elsewhere")
+    await passed(store, (await store.look(RUN)).now_ms)
+    between_ms = (await store.look(RUN)).now_ms
+    await store.prune(0, LONG_AGO_MS)
+    await store.post(RUN, b"4")
+    assert await house.outbox(0) == [b"1", b"2", b"3", b"4"]
+    await store.prune(0, between_ms)
+    await store.prune(0, between_ms)
+    assert await house.outbox(0) == [b"4"]
+    await store.prune(0, FAR_MS)
+    assert await house.outbox(0) == []
+    await store.post(RUN, b"5")
+    assert (await house.outbox(0), await house.outbox(1)) == ([b"5"], [b"elsewhere"])
+
+
 async def test_everything_an_append_may_carry_at_once(store: Store, house: House) -> None:
     append = Append(
         command="all",
@@ -622,6 +831,7 @@ class Noted:
         self.rings: list[str] = []
         self.works: list[int] = []
         self.grants: list[str] = []
+        self.rooms = 0
 
     def rung(self, actor: str) -> None:
         self.rings.append(actor)
@@ -631,6 +841,9 @@ class Noted:
 
     def granted(self, holder: str) -> None:
         self.grants.append(holder)
+
+    def room(self) -> None:
+        self.rooms += 1
 
 
 async def until(store: Store, said: Sequence[object], count: int = 1) -> None:
@@ -741,6 +954,13 @@ EVENT = (Event(b"e"),)
     one("c", Part(actor=RUN, log=0, owner="one")),
     one("c", Part(actor=RUN, log=0, events=(Event(b"e", 2),), items=(b"i",))),
     one("c", Part(actor=RUN, log=0, events=EVENT, ended=True, erase=True)),
+    one("c", Part(actor=RUN, log=0, events=EVENT, epitaph=b"e")),
+    one("c", Part(actor=RUN, log=0, ended=True, epitaph=b"e")),
+    one("c", Part(actor=RUN, trim=True)),
+    *(one("c", replace(Part(actor=RUN, log=0, trim=True), **more)) for more in (
+        {"events": EVENT}, {"items": (b"i",), "feed": 0}, {"feed": 0}, {"epoch": 0}, {"owner": ""}, {"ended": True},
+        {"erase": True},
+    )),
     Append(command="c", parts=(Part(actor=RUN, log=0), Part(actor=RUN, log=0))),
     Append(command="c", parts=(Part(actor=RUN, log=0), Part(actor=ELSEWHERE, log=0))),
     Append(command="c", parts=(Part(actor=RUN, log=0),), due=(Due(ELSEWHERE, "idle", 1),)),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 DEPLOYMENT = Deployment(id="d", partitions=1, id_key=b"key")
-ACTORS = ["00000000-a", "00000000-b", "00000000-c"]
+ACTORS = ["00000000-a", "00000000-b"]
 NODES: list[Literal["one", "two"]] = ["one", "two"]
 LONG_MS, FAR_MS, TODAY_MS = 3_600_000, 9_999_999_999_999, 1_000_000_000_000
 
@@ -58,6 +58,7 @@ class Asked(NamedTuple):
     lease_ms: int
     ended: bool
     erase: bool
+    trim: bool
 
 
 class Ask(NamedTuple):
@@ -83,8 +84,9 @@ PARTS = st.builds(
     items=COUNT,
     owner=st.sampled_from([None, None, None, "", "one", "two"]),
     lease_ms=st.sampled_from([0, LONG_MS]),
-    ended=RARELY,
+    ended=st.sampled_from([False, False, True]),
     erase=RARELY,
+    trim=RARELY,
 )
 ASKS = st.builds(
     Ask,
@@ -99,19 +101,23 @@ ASKS = st.builds(
 
 
 def part_of(asked: Asked, heads: Heads) -> Part:
-    """The part that *asked* means over *heads*."""
-    none = asked.erase
+    """The part that *asked* means over *heads*; half of what is asked of an ended actor is what it may still take."""
+    erase = asked.erase or (heads.erased and asked.events == 0)
+    trim = not erase and asked.events != 1 and (asked.trim or heads.ended)
+    none = erase or trim
     return Part(
         actor=asked.actor,
         log=None if asked.log is None else max(0, heads.log + asked.log),
-        feed=None if asked.feed is None else max(0, heads.feed + asked.feed),
-        epoch=None if asked.epoch is None else max(0, heads.epoch + asked.epoch),
+        feed=None if asked.feed is None or trim else max(0, heads.feed + asked.feed),
+        epoch=None if asked.epoch is None or trim else max(0, heads.epoch + asked.epoch),
         events=() if none else tuple(Event(b"e%d" % n, min(n, asked.items)) for n in range(asked.events)),
         items=() if none else tuple(b"item%d" % n for n in range(asked.items)),
         owner=None if none else asked.owner,
-        lease_ms=asked.lease_ms,
-        ended=asked.ended,
-        erase=asked.erase,
+        lease_ms=0 if trim else asked.lease_ms,
+        ended=asked.ended and not trim,
+        erase=erase,
+        epitaph=b"%d:epitaph" % asked.items if erase and asked.items else b"",
+        trim=trim,
     )
 
 
@@ -169,7 +175,7 @@ async def told(store: Store, ask: Ask, append: Append) -> Any:
                 heads, items = await store.page(actor, ask.number, 10)
                 return timeless(heads), list(items)
             case "settle":
-                return await store.settle(actor, ask.reason)
+                return await store.settle(actor, ask.reason, ask.at_ms)
     except (ValueError, HistoryLost) as error:
         return type(error)
 
@@ -187,7 +193,8 @@ async def compare(references: dict[str, Store], stores: dict[str, Store], asks: 
         assert await told(stores[ask.node], ask, append) == expected
     for actor in ACTORS:
         look = ask._replace(what="look", number=0, parts=[asks[0].parts[0]._replace(actor=actor)])
-        for final in (look, look._replace(what="page"), look._replace(what="sweep")):
+        finals = (look, look._replace(at_ms=None), look._replace(what="page"), look._replace(what="sweep"))
+        for final in finals:
             assert await told(stores["one"], final, append) == await told(references["one"], final, append)
 
 

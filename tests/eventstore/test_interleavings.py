@@ -3,18 +3,34 @@
 A history has six calls. Each reply may be lost, and then its writer sends the same call again; each call may be carried
 out late, and once more at every later point. Histories that meet in the same world are followed once, from where the most
 calls are left; times count from now, so that a world looks the same whenever it is met.
+
+And what takes away what was written: an end, a trim, erasures and snapshots, however late and often, in every order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
+import pytest
 from msgspec.structs import replace
 
-from eventstore.memory import Kept, Memory
-from eventstore.store import Append, Conflict, Deployment, Entry, Event, Fenced, Heads, Outcome, Part, Recorded
+from eventstore.memory import Kept, Memory, MemoryStore
+from eventstore.store import (
+    Append,
+    Conflict,
+    Deployment,
+    Ended,
+    Entry,
+    Event,
+    Fenced,
+    Heads,
+    Outcome,
+    Part,
+    Recorded,
+    Snapshot,
+)
 
 ACTOR = "00000000-0000-8000-8000-000000000001"
 DEPLOYMENT = Deployment(id="d", partitions=1, id_key=b"key")
@@ -222,3 +238,87 @@ def explored(depth: int) -> int:
 
 def test_no_order_of_calls_and_no_fault_of_the_network_breaks_a_history() -> None:
     assert explored(DEPTH) > 0
+
+
+BEGIN = Part(actor=ACTOR, log=0, events=(Event(b"begin", 1),), items=(b"1",))
+LAST: dict[str, Part | Snapshot] = {
+    "end": Part(actor=ACTOR, log=1, events=(Event(b"end", 1),), items=(b"2",), ended=True),
+    "trim": Part(actor=ACTOR, log=2, trim=True),
+    "trim early": Part(actor=ACTOR, log=1, trim=True),
+    "erase": Part(actor=ACTOR, log=2, erase=True),
+    "bury": Part(actor=ACTOR, log=2, erase=True, epitaph=b"first"),
+    "bury otherwise": Part(actor=ACTOR, log=2, erase=True, epitaph=b"second"),
+    "save": Snapshot(2, b"fold"),
+}
+
+
+class Left(NamedTuple):
+    """What a look and a page show of the actor."""
+
+    heads: Heads
+    versions: int
+    snapshot: Snapshot | None
+    items: int
+
+
+async def left(store: MemoryStore) -> Left:
+    heads, entries, snapshot, _ = await store.look(ACTOR, snapshot=True)
+    return Left(heads, len(entries), snapshot, len((await store.page(ACTOR, 0)).items))
+
+
+async def last(store: MemoryStore, name: str) -> Outcome | None:
+    call = LAST[name]
+    if isinstance(call, Snapshot):
+        await store.save(ACTOR, call)
+        return None
+    return await store.append(Append(command=name, parts=(call,)))
+
+
+def check_left(before: Left, after: Left, *, again: bool, answer: Outcome | None) -> None:
+    """Fail unless *after* may follow *before* a call that was answered with *answer*, *again* if carried out before."""
+    heads = after.heads
+    assert after.items == (heads.feed if heads.oldest == 1 else 0)
+    assert heads.oldest in {1, heads.feed + 1}
+    assert heads.ended or heads.oldest == 1, "a living feed was trimmed"
+    assert before.heads.oldest <= heads.oldest, "what was trimmed came back"
+    assert before.heads.erased <= heads.erased
+    if not heads.erased:
+        assert after.versions == heads.log - (after.snapshot.version if after.snapshot else 0)
+    else:
+        assert (after.versions, after.items) == (0, 0)
+        assert after.snapshot is None or after.snapshot.data != b"fold", "a snapshot in the place of an epitaph"
+        assert not before.heads.erased or before.snapshot in {None, after.snapshot}, "an epitaph was overwritten"
+    if again or not isinstance(answer, Recorded | None):
+        assert after == before, "what was done before, or refused, changed something"
+        assert not again or isinstance(answer, Recorded | Ended | None)
+
+
+async def replayed(names: Sequence[str]) -> tuple[MemoryStore, Memory, frozenset[str]]:
+    """Begin, and carry out the calls of *names*; return which of them were recorded."""
+    memory = Memory(DEPLOYMENT, lambda: 0)
+    store = MemoryStore(memory, "a")
+    await store.append(Append(command="begin", parts=(BEGIN,)))
+    return store, memory, frozenset([name for name in names if isinstance(await last(store, name), Recorded)])
+
+
+@pytest.mark.anyio
+async def test_no_order_of_trims_erasures_and_late_snapshots_brings_back_or_overwrites_anything() -> None:
+    known, todo = set[tuple[Left, str, frozenset[str]]](), list[tuple[str, ...]]([()])
+    while todo:
+        names = todo.pop()
+        for name in LAST:
+            store, memory, done = await replayed(names)
+            before = await left(store)
+            answer = await last(store, name)
+            after = await left(store)
+            check_left(before, after, again=name in done, answer=answer)
+            if isinstance(answer, Recorded):
+                done |= {name}
+            if done & {"bury", "bury otherwise"}:
+                assert after.snapshot is not None
+                assert after.snapshot.version == after.heads.log
+            world = after, memory.actors[ACTOR].mark, done
+            if world not in known:
+                known.add(world)
+                todo.append((*names, name))
+    assert any(done >= LAST.keys() - {"save", "trim early"} for _, _, done in known)

@@ -46,8 +46,15 @@ def test_every_key_made_here_is_known_by_its_kind(name: str) -> None:
         keys.meta("{g}"): "meta",
         keys.ledger("held", name): "held",
         keys.ledger("gone", name): "gone",
+        keys.ledger("queue", name): "queue",
+        keys.ledger("qturn", name): "qturn",
     }
     assert {key: keys.kind_of(key) for key in made} == made
+
+
+def test_what_the_ledger_publishes_and_what_it_keeps_lie_in_one_slot() -> None:
+    assert keys.room_channel().startswith(keys.LEDGER_TAG)
+    assert keys.kind_of(keys.room_channel()) is None
 
 
 @pytest.mark.parametrize("key", ["", "due", "{0}due", "{0}:h", "{0}:due:x", "{x}:due", "{0}:z:", "{0}:unknown:x"])

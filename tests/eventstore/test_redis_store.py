@@ -44,6 +44,7 @@ BEGIN = Part(actor=RUN, log=0, events=EVENTS, feed=0, items=(b"1", b"2"), owner=
 DELTA = Part(actor=RUN, feed=2, items=(b"3",), epoch=1)
 FACT = Part(actor=RUN, log=2, events=(Event(b"fact"),))
 END = replace(FACT, ended=True)
+BURY = Part(actor=RUN, log=2, erase=True, epitaph=b"here lies")
 
 
 def one(command: str, part: Part) -> Append:
@@ -56,6 +57,7 @@ class Faulty:
     def __init__(self, link: FakeLink) -> None:
         self.link = link
         self.faults: deque[tuple[str, Exception]] = deque()
+        self.ahead: Callable[[], Any] | None = None
         self.between: Callable[[], Any] | None = None
 
     async def call(self, *words: Word) -> Any:
@@ -65,6 +67,9 @@ class Faulty:
         return await self._through(lambda: self.link.script(script, keys, args))
 
     async def pipeline(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
+        if self.ahead is not None:
+            ahead, self.ahead = self.ahead, None
+            await ahead()
         if self.between is not None:
             between, self.between = self.between, None
             first = await self.link.pipeline(commands[:1])
@@ -104,7 +109,7 @@ async def opened() -> AsyncIterator[Opened]:
         yield Opened(await stack.enter_async_context(opening), link)
 
 
-@pytest.mark.parametrize("part", [DELTA, FACT, END, replace(FACT, feed=2, items=(b"3",))])
+@pytest.mark.parametrize("part", [DELTA, FACT, END, replace(FACT, feed=2, items=(b"3",)), BURY])
 @pytest.mark.parametrize("times", [1, 3])
 async def test_an_append_whose_reply_is_lost_is_sent_again_and_written_once(
     opened: Opened, part: Part, times: int
@@ -145,6 +150,8 @@ async def test_after_its_patience_a_store_is_unavailable_and_the_append_may_be_s
     lambda store: store.renew(0, {RUN: 1}, 1),
     lambda store: store.sweep(0),
     lambda store: store.settle(RUN, "permit"),
+    lambda store: store.settle(RUN, "usage", 1),
+    lambda store: store.prune(0, 1),
     lambda store: store.take(Claim("p", "h", "one", "ann"), Caps(1), 1),
     lambda store: store.begun(Claim("p", "h", "one", "ann")),
     lambda store: store.give("p", "h", Caps(1)),
@@ -180,6 +187,52 @@ async def test_an_erasure_between_two_replies_is_no_loss(opened: Opened) -> None
     opened.link.between = erase
     look = await opened.store.look(RUN)
     assert (look.heads.erased, list(look.entries)) == (True, [])
+
+
+@pytest.mark.parametrize("when", ["ahead", "between"])
+async def test_an_epitaph_that_comes_while_a_snapshot_is_read_is_told_for_what_it_is(opened: Opened, when: str) -> None:
+    await opened.store.append(one("begin", BEGIN))
+    await opened.store.save(RUN, Snapshot(2, b"fold"))
+    setattr(opened.link, when, lambda: opened.store.append(one("bury", BURY)))
+    look = await opened.store.look(RUN, snapshot=True)
+    if look.heads.erased:
+        assert (look.snapshot, list(look.entries)) == (Snapshot(2, b"here lies"), [])
+    else:  # it came after the heads were read, and nothing of the log was asked for
+        assert (look.snapshot, list(look.entries)) == (Snapshot(2, b"fold"), [])
+    assert (await opened.store.look(RUN, snapshot=True)).snapshot == Snapshot(2, b"here lies")
+
+
+async def test_an_erasure_carried_out_twice_leaves_one_epitaph(opened: Opened) -> None:
+    await opened.store.append(one("begin", BEGIN))
+    opened.link.faults.extend([("after", ConnectionLost("gone"))] * 1000)
+    with pytest.raises(Unavailable):
+        await opened.store.append(one("bury", BURY))
+    opened.link.faults.clear()
+    await opened.store.save(RUN, Snapshot(2, b"fold"))
+    outcome = await opened.store.append(one("bury", BURY))
+    assert isinstance(outcome, Recorded)
+    assert outcome.repeated
+    assert await opened.link.call("GET", keys.snapshot(TAG, RUN)) == b"2:here lies"
+    assert await opened.link.call("EXISTS", keys.log(TAG, RUN), keys.feed(TAG, RUN)) == 0
+
+
+async def test_a_trim_unlinks_the_feed_alone(opened: Opened) -> None:
+    await opened.store.append(one("begin", BEGIN))
+    await opened.store.append(one("end", END))
+    opened.link.faults.append(("after", ConnectionLost("gone")))
+    outcome = await opened.store.append(one("trim", Part(actor=RUN, log=3, trim=True)))
+    assert isinstance(outcome, Recorded)
+    assert (outcome.repeated, outcome.parts[0].heads.oldest) == (True, 3)
+    assert await opened.link.call("EXISTS", keys.feed(TAG, RUN)) == 0
+    assert await opened.link.call("EXISTS", keys.log(TAG, RUN)) == 1
+
+
+async def test_a_trim_between_the_replies_of_a_page_is_no_loss(opened: Opened) -> None:
+    await opened.store.append(one("begin", BEGIN))
+    await opened.store.append(one("end", END))
+    opened.link.between = lambda: opened.store.append(one("trim", Part(actor=RUN, log=3, trim=True)))
+    page = await opened.store.page(RUN, 0)
+    assert (page.heads.oldest, list(page.items)) == (3, [])
 
 
 async def test_an_erasure_between_the_replies_of_a_page_is_no_loss(opened: Opened) -> None:
@@ -276,7 +329,8 @@ async def test_a_full_server_takes_ends_and_renewals_and_refuses_the_rest(valkey
                 await store.append(one("b", replace(BEGIN, actor="00000000-other")))
             assert (await store.renew(0, {RUN: 1}, HOUR_MS))[RUN] is not None
             assert isinstance(await store.append(one("end", END)), Recorded)
-            assert isinstance(await store.append(one("erase", Part(actor=RUN, log=3, erase=True))), Recorded)
+            assert isinstance(await store.append(one("trim", Part(actor=RUN, log=3, trim=True))), Recorded)
+            assert isinstance(await store.append(one("bury", replace(BURY, log=3))), Recorded)
         finally:
             await link.call("CONFIG", "SET", "maxmemory", "0")
 

@@ -67,7 +67,7 @@ def test_long_text_is_cut_without_loss(text: str, times: int) -> None:
     long = text * 4_000 * times
     items = list(wire_feed.deltas(RUN_ID, long, 1))
     assert "".join(told(item)["text"] for item in items) == long
-    assert not any(wire_feed.too_large(item) for item in items)
+    assert not any(wire_feed.too_large(wire_feed.start("r"), item) for item in items)
 
 
 def test_the_worst_delta_is_one_that_any_client_reads() -> None:
@@ -87,10 +87,10 @@ def test_a_frame_at_its_bound_fits_whatever_its_number() -> None:
     (item,) = shown(RunFailed(1, Problem("X", "x")))
     padding = wire_feed.FRAME_BYTES_MAX - wire_feed.FRAME_OVERHEAD_BYTES - len(item)
     (largest,) = shown(RunFailed(1, Problem("X", "x" * (padding + 1))))
-    assert not wire_feed.too_large(largest)
+    assert not wire_feed.too_large(wire_feed.start("r"), largest)
     assert len(wire_feed.frame(2**53, largest)) <= wire_feed.FRAME_BYTES_MAX
     (larger,) = shown(RunFailed(1, Problem("X", "x" * (padding + 2))))
-    assert wire_feed.too_large(larger)
+    assert wire_feed.too_large(wire_feed.start("r"), larger)
 
 
 @pytest.mark.parametrize("cause", LOSSES)

@@ -1,8 +1,11 @@
 """Settings: what a file and the environment may say, and what an operator hears when they are wrong."""
 
+import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from datetime import date
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,12 +14,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import fields
 
+from actors import jobs, session
+from actors.budgets import Budget, Budgets
 from api.grants import RetrievalGrant, TokenEntry
 from providers.ready import MODELS
-from runstream.settings import Secret, Settings, SettingsError
+from runstream import reading
+from runstream.settings import LogSettings, Secret, Settings, SettingsError
 from runstream.sources import Places, Told, lines_of, merged, places, read_settings, settings_of
 
 pytestmark = pytest.mark.anyio
@@ -63,12 +69,30 @@ FULL: Mapping[str, Any] = {
         "accounts": {"a": 2},
         "queue": {"total": 1, "per_subject": 1},
     },
+    "resources": {
+        "default": {"max_tokens": 1, "max_cost_usd": 0.5, "unknown_usage": "reject"},
+        "subjects": {"alice": {"max_tokens": 2, "unknown_usage": "allow"}},
+        "accounts": {"a": {"max_cost_usd": 0.25, "unknown_usage": "allow"}},
+        "authority_unknown": "allow",
+    },
     "limits": {"max_steps": 1, "max_output_tokens": 1, "idle_timeout_ms": 1, "max_attempts": 1},
     "idempotency": {"enabled": False, "max_entries": 1},
     "tools": "runstream.example_tools",
     "approvals": {"interactive": True, "allow_idle_pause": False, "max_pending": 1},
     "application_tools": {"enabled": True, "require_approval": False, "max_pending": 1},
-    "node": {"lease_ms": 3_000, "routine_ms": 1_000, "drain_s": 0},
+    "sessions": {"retention_ms": 1, "max_entries": 1, "max_messages": 2, "max_record_bytes": 1},
+    "jobs": {
+        "retention_ms": 1,
+        "max_jobs": 2,
+        "max_jobs_per_subject": 1,
+        "max_bytes": 65_536,
+        "max_job_bytes": 16_384,
+        "poll_interval_ms": 10,
+        "max_workers": 1,
+    },
+    "retention": {"run_days": 1, "audit_days": 1},
+    "usage": {"enabled": False, "file": "used.jsonl", "sync": True, "host_id": "here", "labels": {"team": "search"}},
+    "node": {"lease_ms": 3_000, "routine_ms": 1_000, "drain_s": 0, "max_runs": 1},
     "log": {"level": "debug", "json": True},
 }
 
@@ -125,7 +149,14 @@ def dotted(path: tuple[Any, ...]) -> str:
 
 
 IN_A_SCRIPT = ("providers", 0, "scripts")
-OPEN_TABLES = (IN_A_SCRIPT, ("scheduling", "subjects"), ("scheduling", "accounts"))
+OPEN_TABLES = (
+    IN_A_SCRIPT,
+    ("scheduling", "subjects"),
+    ("scheduling", "accounts"),
+    ("resources", "subjects"),
+    ("resources", "accounts"),
+    ("usage", "labels"),
+)
 LEAVES = [path for path in leaves(FULL) if path[:3] != IN_A_SCRIPT]
 TABLES = [path for path in tables(FULL) if path[:3] != IN_A_SCRIPT and path not in OPEN_TABLES]
 
@@ -166,7 +197,7 @@ def test_an_unknown_key_is_refused_by_name_wherever_it_stands(path: tuple[Any, .
 @pytest.mark.parametrize("path", LEAVES, ids=dotted)
 @pytest.mark.parametrize("wrong", [[], {}, 1.5, ["x", {}]], ids=repr)
 def test_a_wrong_type_is_refused_by_key(path: tuple[Any, ...], wrong: Any) -> None:
-    if path == ("node", "drain_s") and wrong == 1.5:
+    if path[-1] in {"drain_s", "max_cost_usd"} and wrong == 1.5:
         return
     assert dotted(path) in faults(changed(path, wrong))
 
@@ -194,6 +225,8 @@ def test_a_wrong_type_is_refused_by_key(path: tuple[Any, ...], wrong: Any) -> No
         (("scheduling", "subjects"), {"é" * 129: 1}, "INVALID_SCHEDULING"),
         (("scheduling", "accounts"), {"-": 1}, "INVALID_SCHEDULING"),
         (("scheduling", "queue"), {"total": 1}, "is missing"),
+        (("scheduling", "subjects"), [], "INVALID_SCHEDULING: must be a table, not a list"),
+        (("log", "level"), date(2026, 1, 1), "not a date"),
         (("scheduling", "nonsense"), 1, "INVALID_SCHEDULING: there is no such key"),
         (("limits", "max_steps"), 65, "from 1 to 64"),
         (("tools",), "my tools", "the name of a Python module"),
@@ -201,6 +234,28 @@ def test_a_wrong_type_is_refused_by_key(path: tuple[Any, ...], wrong: Any) -> No
         (("approvals", "max_pending"), 0, "from 1 to 100000"),
         (("application_tools", "max_pending"), 100_001, "from 1 to 100000"),
         (("limits", "max_attempts"), 6, "from 1 to 5"),
+        (("resources", "default"), {}, 'INVALID_SCHEDULING: is missing: give one of "reject", "allow"'),
+        (("resources", "default", "max_cost_usd"), 0, "INVALID_SCHEDULING: must be a number above 0, not 0"),
+        (("resources", "default", "max_cost_usd"), math.inf, "INVALID_SCHEDULING: must be a number above 0 with an end"),
+        (("resources", "default", "max_cost_usd"), math.nan, "INVALID_SCHEDULING: must be a number above 0"),
+        (("resources", "default", "unknown_usage"), "alow", "INVALID_SCHEDULING: must be"),
+        (("resources", "subjects"), {"__proto__": {"unknown_usage": "allow"}}, "INVALID_SCHEDULING: a subject has"),
+        (("resources", "accounts"), {"-": {"unknown_usage": "allow"}}, "INVALID_SCHEDULING: an account is"),
+        (("resources", "authority_unknown"), "alow", "did you mean 'allow'"),
+        (("sessions", "max_messages"), 1, "INVALID_SESSION_CONFIG: must be a whole number from 2 to 100, not 1"),
+        (("sessions", "max_messages"), "many", "INVALID_SESSION_CONFIG: must be a whole number"),
+        (("sessions", "max_entry"), 1, "INVALID_SESSION_CONFIG: there is no such key; did you mean 'max_entries'"),
+        (("sessions",), [], "INVALID_SESSION_CONFIG: must be a table, not a list"),
+        (("sessions",), {}, "INVALID_SESSION_CONFIG: is missing: give a whole number from 1 to 2147483647"),
+        (("jobs", "max_bytes"), 65_535, "INVALID_JOB_CONFIG: must be a whole number from 65536 to"),
+        (("jobs", "max_workers"), 1.5, "INVALID_JOB_CONFIG: must be a whole number from 1 to 1000, not 1.5"),
+        (("jobs", "lease_ms"), 30_000, "INVALID_JOB_CONFIG: there is no such key"),
+        (("jobs",), 1, "INVALID_JOB_CONFIG: must be a table, not 1"),
+        (("jobs",), {}, "INVALID_JOB_CONFIG: is missing: give a whole number from 1 to 31536000000"),
+        (("usage", "host_id"), "-", "a letter or digit first"),
+        (("usage", "labels"), {str(number): "" for number in range(33)}, "at most 32 labels, not 33"),
+        (("usage", "labels"), {"é" * 81: ""}, "at most 80 characters"),
+        (("usage", "labels"), {"team": "😀" * 250 + "x"}, "at most 500 characters"),
         (("node", "routine_ms"), 2_000, "a third of node.lease_ms"),
         (("tokens", 0, "digest"), "AB" * 32, "64 lower-case hex digits"),
         (("tokens", 0, "subject"), "", "1 to 128 characters"),
@@ -244,6 +299,103 @@ def test_plain_http_off_loopback_is_refused() -> None:
     assert "is missing" in faults({"listen": {"key": "k"}})["listen.certificate"]
 
 
+BOUNDS = [
+    (("resources", "default", "max_tokens"), 1, 2**53 - 1),
+    (("sessions", "retention_ms"), 1, 2_147_483_647),
+    (("sessions", "max_entries"), 1, 100_000),
+    (("sessions", "max_messages"), 2, 100),
+    (("sessions", "max_record_bytes"), 1, 1_000_000),
+    (("jobs", "retention_ms"), 1, 31_536_000_000),
+    (("jobs", "max_jobs"), 1, 100_000),
+    (("jobs", "max_jobs_per_subject"), 1, 100_000),
+    (("jobs", "max_bytes"), 65_536, 2**53 - 1),
+    (("jobs", "max_job_bytes"), 16_384, 64_000_000),
+    (("jobs", "poll_interval_ms"), 10, 60_000),
+    (("jobs", "max_workers"), 1, 1_000),
+    (("retention", "run_days"), 1, 3_650),
+    (("retention", "audit_days"), 1, 36_500),
+    (("node", "max_runs"), 1, 100_000),
+]
+
+
+@pytest.mark.parametrize(("path", "least", "most"), BOUNDS, ids=str)
+def test_a_bound_is_the_last_value_that_is_accepted(path: tuple[Any, ...], least: int, most: int) -> None:
+    for value in (least, most):
+        found: Any = read(changed(path, value))
+        for step in path:
+            found = getattr(found, step)
+        assert found == value
+    for value in (least - 1, most + 1):
+        assert f"from {least} to {most}, not {value}" in faults(changed(path, value))[dotted(path)]
+
+
+class Bounded(Struct, frozen=True, kw_only=True):
+    """Numbers with one bound and with two."""
+
+    above: Annotated[float, Meta(gt=0)] = 1
+    least: Annotated[int, Meta(ge=2)] = 2
+    most: Annotated[int, Meta(le=3)] = 3
+
+
+def test_bounds_are_told_in_words() -> None:
+    _, found = reading.read(Bounded, {"above": 0, "least": 1, "most": 4}, {})
+    assert dict(found) == {
+        "above": "must be a number above 0, not 0",
+        "least": "must be a whole number of at least 2, not 1",
+        "most": "must be a whole number from 0 to 3, not 4",
+    }
+
+
+def test_a_section_whose_name_begins_like_another_has_no_code_of_it() -> None:
+    assert faults({"jobs_": {}, "session": {}}).keys() == {"jobs_", "session"}
+    assert not any(why.startswith("INVALID_") for why in faults({"jobs_": {}, "session": {}}).values())
+
+
+def test_sessions_and_jobs_are_off_unless_their_sections_stand_there() -> None:
+    settings = read({})
+    assert settings.sessions is None
+    assert settings.jobs is None
+    assert settings.node.max_runs is None
+
+
+def test_a_section_needs_no_more_than_how_long_to_keep() -> None:
+    settings = read({"sessions": {"retention_ms": 5}, "jobs": {"retention_ms": 6}})
+    assert settings.sessions is not None
+    assert settings.sessions.limits() == session.Limits(
+        retention_ms=5, max_entries=1_000, max_messages=100, max_record_bytes=1_000_000
+    )
+    assert settings.jobs is not None
+    assert settings.jobs.limits() == jobs.Limits(
+        retention_ms=6,
+        max_jobs=1_000,
+        max_jobs_per_subject=100,
+        max_bytes=64_000_000,
+        max_job_bytes=8_000_000,
+        poll_interval_ms=250,
+        max_workers=32,
+    )
+
+
+def test_budgets_are_none_unless_given_and_bound_only_what_they_name() -> None:
+    assert read({}).resources.budgets() == Budgets()
+    assert read(FULL).resources.budgets() == Budgets(
+        default=Budget(max_tokens=1, max_cost_usd=0.5, unknown_usage="reject"),
+        subjects={"alice": Budget(max_tokens=2, unknown_usage="allow")},
+        accounts={"a": Budget(max_cost_usd=0.25, unknown_usage="allow")},
+    )
+
+
+def test_records_of_usage_go_to_the_state_folder_unless_told_otherwise() -> None:
+    assert read({}).usage.enabled
+    assert read({}).usage_file == HOME / ".local/state/runstream/usage.jsonl"
+    assert read(FULL).usage_file == Path("/etc/runstream/used.jsonl")
+
+
+def test_labels_may_be_as_many_and_as_long_as_the_record_holds() -> None:
+    labels = {f"{number:080}": "x" * 500 for number in range(32)}
+    assert read({"usage": {"labels": labels}}).usage.labels == labels
+
+
 def test_two_entries_of_one_token_or_one_provider_are_refused() -> None:
     entry = {"digest": DIGEST, "subject": "a", "providers": []}
     provider = {"id": "one", "kind": "mock"}
@@ -282,6 +434,18 @@ def test_whatever_a_variable_holds_the_answer_is_settings_or_faults(text: str, p
         ("RUNSTREAM_SCHEDULING__SUBJECTS", '{"alice": 9}', lambda s: s.scheduling.caps("alice", "").per_subject == 9),
         ("RUNSTREAM_SCHEDULING__QUEUE__TOTAL", "7", None),
         ("RUNSTREAM_TOKENS", f'[{{"digest":"{DIGEST}","subject":"a","providers":[]}}]', lambda s: s.tokens[0].subject == "a"),
+        ("RUNSTREAM_SESSIONS__RETENTION_MS", "9", lambda s: s.sessions.limits().retention_ms == 9),
+        ("RUNSTREAM_SESSIONS", '{"retention_ms": 9}', lambda s: s.sessions.limits().retention_ms == 9),
+        ("RUNSTREAM_JOBS__RETENTION_MS", "9", lambda s: s.jobs.limits().retention_ms == 9),
+        ("RUNSTREAM_RESOURCES__DEFAULT__UNKNOWN_USAGE", "allow", lambda s: s.resources.default.budget() == Budget(unknown_usage="allow")),
+        ("RUNSTREAM_RESOURCES__SUBJECTS", '{"a": {"unknown_usage": "allow"}}', lambda s: "a" in s.resources.budgets().subjects),
+        ("RUNSTREAM_USAGE__LABELS__TEAM", "search", lambda s: s.usage.labels == {"team": "search"}),
+        ("RUNSTREAM_USAGE__FILE", "~/used", lambda s: s.usage_file == HOME / "used"),
+        ("RUNSTREAM_RETENTION__RUN_DAYS", "3650", lambda s: s.retention.run_days == 3_650),
+        ("RUNSTREAM_NODE__MAX_RUNS", "8", lambda s: s.node.max_runs == 8),
+        ("RUNSTREAM_SESSIONS__MAX_MESSAGES", "101", None),
+        ("RUNSTREAM_JOBS__MAX_WORKERS", "0", None),
+        ("RUNSTREAM_RESOURCES__DEFAULT__MAX_COST_USD", "-1", None),
         ("RUNSTREAM_NONSENSE", "1", None),
         ("RUNSTREAM_LISTEN__PORT", "eighty", None),
         ("RUNSTREAM_TOKENS", "[", None),
@@ -292,6 +456,79 @@ def test_a_variable_outweighs_the_file_and_is_named_in_faults(variable: str, tex
         assert shown(read({"profile": "local", "listen": {"port": 1}}, {variable: text}))
     else:
         assert any(variable in why or "per_subject" in key for key, why in faults({}, {variable: text}).items())
+
+
+@pytest.mark.parametrize(
+    ("variable", "missing"),
+    [
+        ("RUNSTREAM_SESSIONS__MAX_ENTRIES", "sessions.retention_ms"),
+        ("RUNSTREAM_JOBS__MAX_JOBS", "jobs.retention_ms"),
+        ("RUNSTREAM_RESOURCES__DEFAULT__MAX_TOKENS", "resources.default.unknown_usage"),
+    ],
+)
+def test_one_variable_makes_a_section_which_then_asks_for_the_rest(variable: str, missing: str) -> None:
+    found = faults({}, {variable: "5"})
+    assert found.keys() == {missing}
+    assert "is missing" in found[missing]
+
+
+def as_variables(value: Any, prefix: str = "RUNSTREAM") -> Iterator[tuple[str, str]]:
+    """What says the same as *value* in the environment."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from as_variables(
+                one, f"{prefix}__{name.upper()}" if prefix != "RUNSTREAM" else f"{prefix}_{name.upper()}"
+            )
+    else:
+        yield prefix, value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def test_the_environment_alone_can_say_all_that_a_file_can() -> None:
+    assert read({}, dict(as_variables(FULL))) == read(FULL)
+
+
+def as_toml(value: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The lines of *value* as TOML, its tables under headers and what stands in lists inline."""
+    tables = {name: one for name, one in value.items() if isinstance(one, dict)}
+    yield from (f"{name} = {inline(one)}" for name, one in value.items() if name not in tables)
+    for name, one in tables.items():
+        yield f"[{above}{name}]"
+        yield from as_toml(one, f"{above}{name}.")
+
+
+def inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {inline(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return msgspec.json.encode(value).decode()
+
+
+def test_a_file_says_the_same_as_its_tables() -> None:
+    assert read(tomllib.loads("\n".join(as_toml(FULL)))) == read(FULL)
+
+
+def test_a_variable_of_a_member_outweighs_one_of_its_table() -> None:
+    assert read({}, {"RUNSTREAM_LOG": '{"level": "debug"}', "RUNSTREAM_LOG__JSON": "true"}).log == LogSettings(
+        json=True
+    )
+
+
+async def test_scripts_of_providers_in_the_environment_may_be_files(tmp_path: Path) -> None:
+    (tmp_path / "scripts.json").write_text('{"m": {"turns": [{"text": "hello"}]}}')
+    (tmp_path / "bytes.json").write_bytes(b"\xff")
+    providers = [{"id": "one", "kind": "scripted", "scripts": str(tmp_path / "scripts.json")}]
+    settings = await read_settings(None, {"RUNSTREAM_PROVIDERS": msgspec.json.encode(providers).decode()}, tmp_path)
+    assert settings.providers[0].followed().keys() == {"m"}
+    providers = [
+        {"id": name, "kind": "scripted", "scripts": path}
+        for name, path in (("a", ""), ("b", str(tmp_path / "bytes.json")))
+    ]
+    with pytest.raises(SettingsError) as caught:
+        await read_settings(None, {"RUNSTREAM_PROVIDERS": msgspec.json.encode(providers).decode()}, tmp_path)
+    told = dict(caught.value.faults)
+    assert "it names no file" in told["providers[0].scripts"]
+    assert "this file cannot be read" in told["providers[1].scripts"]
 
 
 def test_what_a_client_says_is_no_setting() -> None:
@@ -313,7 +550,10 @@ def test_a_secret_shows_itself_to_nobody() -> None:
 def test_no_fault_repeats_a_text_that_was_given(path: tuple[Any, ...]) -> None:
     """A password may stand under any wrong key; only a misspelt choice is shown."""
     word = "hunter2-redis://u:hunter2@h"
-    choice = path[-1] in {"profile", "kind", "level"} or {"jobs", "sessions"} & set(path)
+    choice = path[-1] in {"profile", "kind", "level", "unknown_usage", "authority_unknown"} or {
+        "jobs",
+        "sessions",
+    } & set(path)
     told = outcome(changed(path, word))
     assert choice or isinstance(told, Settings) or "hunter2" not in str(told)
 
@@ -380,6 +620,13 @@ async def test_files_that_are_missing_are_named_by_key(tmp_path: Path) -> None:
     assert "not JSON" in told["providers[1].scripts"]
 
 
+async def test_a_password_file_that_is_no_text_is_refused_without_a_word_of_it(tmp_path: Path) -> None:
+    (tmp_path / "word").write_bytes(b"pass-word\xff")
+    with pytest.raises(SettingsError, match="not UTF-8 text") as caught:
+        await read_settings(None, {"RUNSTREAM_REDIS__PASSWORD_FILE": str(tmp_path / "word")}, tmp_path)
+    assert "pass-word" not in str(caught.value)
+
+
 def test_lines_are_found_at_a_glance() -> None:
     assert lines_of('a = 1\n[b]\nc.d = 2 # [x]\n[[e]]\nf = "["\n[[e]]\n[e.g] # note\nh = 1')["e[0].f"] == 5
 
@@ -417,7 +664,7 @@ def keys(kind: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
                 name,
                 field.default_factory() if field.default is msgspec.NODEFAULT and not field.required else field.default,
             )
-            if name == "scheduling.queue":
+            if name in {"scheduling.queue", "resources.default"}:
                 assert inner is not None
                 yield from keys(inner, f"{name}.")
 

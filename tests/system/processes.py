@@ -42,7 +42,7 @@ def settings_text(profile: str, socket: Path | None, state_dir: Path, *, drain_s
     """A settings file: a few fast scripts, many subjects, short leases."""
     subjects = ["ann", "bo", *(f"s{number}" for number in range(SUBJECTS))]
     entries = [tokens.toml(tokens.entry_for(token_of(one), subject=one, providers=("scripted",))) for one in subjects]
-    scripts = "\n".join(f"{name} = {_inline(script)}" for name, script in SCRIPTS.items())
+    scripts = "\n".join(f"{name} = {inline(script)}" for name, script in SCRIPTS.items())
     redis = f"\n[redis]\nsocket = {json.dumps(str(socket))}\n" if socket else ""
     return f"""
 state_dir = {json.dumps(str(state_dir))}
@@ -72,11 +72,11 @@ kind = "scripted"
 """
 
 
-def _inline(value: Any) -> str:
+def inline(value: Any) -> str:
     """A JSON value in one line of TOML."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_inline(inner)}" for name, inner in value.items()) + " }"
-    return "[" + ", ".join(map(_inline, value)) + "]" if isinstance(value, list) else json.dumps(value)
+        return "{ " + ", ".join(f"{json.dumps(name)} = {inline(inner)}" for name, inner in value.items()) + " }"
+    return "[" + ", ".join(map(inline, value)) + "]" if isinstance(value, list) else json.dumps(value)
 
 
 class Host:
@@ -98,13 +98,13 @@ class Host:
 
 
 @contextmanager
-def served(settings: Path) -> Iterator[Host]:
+def served(settings: Path, environment: Mapping[str, str] | None = None) -> Iterator[Host]:
     """Run a host until the block ends; whatever became of it, nothing of it is left."""
     errors = settings.with_suffix(".stderr")
     words = [sys.executable, "-m", "runstream", "serve", "--config", str(settings)]
     with (
         errors.open("a") as stderr,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment) as process,
     ):
         try:
             assert process.stdout is not None
