@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import anyio
 
 from actors.events import RunEvent
+from actors.telemetry import SILENT, Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,13 @@ class Accounts:
         record_of: Callable[[str, Sequence[RunEvent]], Mapping[str, Any] | None],
         read: Callable[[str], Awaitable[Sequence[RunEvent]]],
         settle: Callable[[str], Awaitable[None]],
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self._sink = sink
         self._record_of = record_of
         self._read = read
         self._settle = settle
+        self._telemetry = telemetry
         self._working: dict[str, anyio.Event] = {}
 
     async def account(self, run_id: str) -> None:
@@ -85,4 +88,6 @@ class Accounts:
                 tasks.start_soon(hand_over)
         if patience.cancelled_caught:
             log.error("the usage sink was too slow on run %s", run_id)
+        if not kept:
+            self._telemetry.usage_not_kept()
         return bool(kept)

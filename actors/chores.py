@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from actors import calls, companions, errors, run, session
+from actors.clients import GONE
 from actors.dispatch import BYTES_POOL, POOL, line_up
 from eventstore.store import Caps, HistoryLost, Ripe, Unavailable
 
@@ -47,7 +48,12 @@ class Chores:
                     await self._let_idle_out(actor)
                 case "usage":
                     await self._node.account(actor)
-                case "deadline" | "client":
+                case "client":
+                    if not self._node.clients.has(actor):
+                        await self._around.shell.tell(
+                            actor, run.Cancel(GONE, "client"), command_id=self._around.fresh_id()
+                        )
+                case "deadline":
                     log.warning("nothing answers to %s of %s in this release", ripe.reason, actor)
         except (errors.Fenced, Unavailable):
             return  # its owner lives, or the sweep comes again
@@ -61,6 +67,8 @@ class Chores:
         if isinstance(state, run.Live) and state.handed_ms:
             if self._node.claims:
                 await self._node.take_over(actor)
+            else:  # somebody else should find it at once
+                await store.settle(actor, "work", store.now_ms())
         elif isinstance(state, run.Live) and not state.started:
             keep_ms = self._node.settings.permit_begin_ms
             await line_up(store, self._node.caps, actor, state.accepted, keep_ms)
@@ -73,7 +81,7 @@ class Chores:
         look = await self._around.store.look(actor)
         pool = companions.pool_of([entry.data for entry in look.entries])
         if pool is None and not look.heads.erased:
-            await self._node.released(actor)
+            await self._node.released(actor, accounts=False)
             return
         for one in _OF_ANY_KIND if pool is None else (pool,):
             await self._around.store.give(one, actor, self._node.caps_of(one))

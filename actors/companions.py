@@ -48,6 +48,11 @@ def pool_of(log: Sequence[bytes]) -> str | None:
     return next((pool for begin, pool in _POOLS.items() if log and log[0].startswith(begin)), None)
 
 
+def inbox(subject: str) -> str:
+    """The list of what waits for a decision of *subject*."""
+    return f"inbox:{subject}"
+
+
 def companions(run_id: str, before: run.State, event: RunEvent, after: run.State) -> Iterator[Companion]:
     """The writes that belong to *event* of the run *run_id*, which was *before* and is *after*."""
     if isinstance(before, run.Live) and before.open is not None:
@@ -74,13 +79,15 @@ def _of_call(
                 event.expires_ms,
             )
             audit = msgspec.json.encode(requested_record(run_id, accepted, open_call.call, event))
-            yield Companion(event.approval_id, 0, codec.encode(requested), audit=audit)
+            listed = ((inbox(accepted.subject), event.at_ms),)
+            yield Companion(event.approval_id, 0, codec.encode(requested), listed=listed, audit=audit)
         case ReviewSettled(outcome="approved" | "denied" | "cancelled" as outcome):
             yield _settled(run_id, before, event, ApprovalDecided(event.at_ms, outcome, event.by))
         case ReviewSettled():
             yield _settled(run_id, before, event, ApprovalExpired(event.at_ms))
         case RunFailed(problem=calls.UNAUDITED) if open_call.stage == "settling":
-            yield _over(open_call.approval_id, ApprovalUnaudited(event.at_ms))
+            over = _over(open_call.approval_id, ApprovalUnaudited(event.at_ms))
+            yield over._replace(listed=((inbox(accepted.subject), None),))
         case TicketOffered(execution_id=execution_id):
             opened = TicketOpened(
                 event.at_ms, run_id, accepted.subject, accepted.provider, open_call.call.id, open_call.call.name
@@ -109,7 +116,7 @@ def _settled(
     run_id: str, before: run.Live, event: ReviewSettled, written: ApprovalDecided | ApprovalExpired
 ) -> Companion:
     audit = msgspec.json.encode(resolved_record(run_id, before, event))
-    return _over(event.approval_id, written)._replace(audit=audit)
+    return _over(event.approval_id, written)._replace(audit=audit, listed=((inbox(before.accepted.subject), None),))
 
 
 def _over(actor: str, written: ApprovalDecided | ApprovalExpired | ApprovalUnaudited | TicketClosed) -> Companion:

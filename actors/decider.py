@@ -59,6 +59,8 @@ class Companion(NamedTuple):
     """Its payload goes in the same step, and with it *event*."""
     due: tuple[tuple[Reason, int | None], ...] = ()
     """What must happen to it when; None clears."""
+    listed: tuple[tuple[str, int | None], ...] = ()
+    """In which lists it stands from now on, with its score there; None takes it off."""
     audit: bytes = b""
     """A record for the audit stream; empty for none."""
 

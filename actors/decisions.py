@@ -4,14 +4,14 @@ The order of checks is the protocol's (approvals §3.1, application-tools §4.3)
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import anyio
 from msgspec import Raw
 
 from actors import calls, codec, run, values
-from actors.companions import APPROVALS_POOL, TICKETS_POOL, pool_of
+from actors.companions import APPROVALS_POOL, TICKETS_POOL, inbox, pool_of
 from actors.decider import Refusal
 from actors.errors import Problem, Refused
 from actors.events import ApprovalRequested, ReviewSettled, ReviewSettling, TicketOpened, ToolFact
@@ -23,6 +23,8 @@ from eventstore.store import Caps, Unavailable
 log = logging.getLogger(__name__)
 
 OUTPUT_BYTES_MAX = 128_000
+INBOX_MAX = 1_000
+"""So many of each partition are looked at for one list."""
 OUTCOMES: dict[str, Literal["approved", "denied", "cancelled"]] = {
     "approve": "approved",
     "deny": "denied",
@@ -48,6 +50,13 @@ class Decided(NamedTuple):
     run_id: str
     call_id: str
     settled: ReviewSettled
+
+
+class Waiting(NamedTuple):
+    """What waits for a decision."""
+
+    approval_id: str
+    asked: ApprovalRequested
 
 
 class Decisions:
@@ -108,6 +117,23 @@ class Decisions:
         if settled is None:
             raise Refused(calls.UNAUDITED.code, calls.UNAUDITED.message)
         return Decided(asked.run_id, asked.call.id, settled)
+
+    async def waiting(self, caller: Caller, most: int) -> Sequence[Waiting]:
+        """List what waits for the caller's decision, on all nodes, the oldest first (extensions §3).
+
+        What the caller may not decide is left out; so is what was decided, or ran out, in the meantime.
+
+        Raises:
+            Unavailable: the store did not answer.
+        """
+        found: list[Waiting] = []
+        for approval_id, _ in await self._node.around.store.listed(inbox(caller.subject), INBOX_MAX):
+            asked = await self._asked(approval_id) if len(found) < most else None
+            if asked is None or not caller.may_decide(asked.provider, asked.call.name):
+                continue
+            if asked.expires_ms is None or self._node.around.store.now_ms() < asked.expires_ms:
+                found.append(Waiting(approval_id, asked))
+        return found
 
     async def report(self, caller: Caller, execution_id: str, run_id: str, call_id: str) -> None:
         """Note that an application works on its ticket.

@@ -14,6 +14,7 @@ from actors.errors import Problem
 from actors.events import RunAccepted
 from actors.plan import Claiming, Hold
 from actors.shell import TooLate
+from actors.telemetry import ABOUT, About
 from eventstore.store import Caps, Claim, Dispatched, HistoryLost, Store, Unavailable
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class Worker:
         store = self._node.around.store
         claim = Claim(BYTES_POOL, run_id, store.node, accepted.subject, weight=room)
         permit = await store.take(claim, self._bytes, self._node.settings.permit_begin_ms)
+        if permit.taken == "granted" and permit.begin_by_ms:  # the ledger had forgotten the job
+            await store.begun(claim)
+            await store.begun(Claim(JOBS_POOL, run_id, store.node, accepted.subject))
         return permit.taken == "granted"
 
     async def _take_up(self) -> bool:
@@ -93,6 +97,7 @@ class Worker:
         return len(found) == most
 
     async def _begin(self, dispatched: Dispatched) -> None:
+        ABOUT.set(About(self._node.around.store.node, dispatched.holder))
         try:
             await self._begun(dispatched)
         except (TooLate, errors.Fenced):
@@ -107,7 +112,8 @@ class Worker:
     async def _begun(self, dispatched: Dispatched) -> None:
         node, run_id = self._node, dispatched.holder
         state = node.around.shell.known(run_id)
-        if not isinstance(state, run.Live):
+        is_hot = isinstance(state, run.Live)
+        if not is_hot:
             state, _ = await node.around.shell.state(run_id)
         problem = self._why_not(state.accepted) if isinstance(state, run.Live) else None
         if not isinstance(state, run.Live) or problem is not None:
@@ -121,6 +127,7 @@ class Worker:
             run.Start(),
             command_id=node.around.fresh_id(),
             claim=Claiming(node.around.store.node, node.settings.lease_ms),
+            fresh=is_hot,
             not_after_ms=dispatched.begin_by_ms,
         )
         if told.events and isinstance(told.state, run.Live):

@@ -6,7 +6,7 @@ What a model or a tool got wrong is no exception but an event: the run must reme
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 
 class Problem(Struct, frozen=True):
@@ -16,14 +16,28 @@ class Problem(Struct, frozen=True):
     message: str
     retryable: bool = False
     outcome: Literal["uncertain"] | UnsetType = UNSET
+    run_id: str | UnsetType = field(default=UNSET, name="runId")
+    """Of our own: the run that is in the way, told to those who can follow it (extensions §1)."""
+    oldest: int | UnsetType = UNSET
+    """Of our own: number of the oldest event that is still kept."""
 
 
 class Refused(Exception):
     """The caller asked for something it cannot have; never retried by us."""
 
-    def __init__(self, code: str, message: str = "", *, retryable: bool = False, uncertain: bool = False) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str = "",
+        *,
+        retryable: bool = False,
+        uncertain: bool = False,
+        run_id: str | UnsetType = UNSET,
+        oldest: int | UnsetType = UNSET,
+    ) -> None:
         super().__init__(f"{code}: {message}" if message else code)
-        self.problem = Problem(code, message or code, retryable, "uncertain" if uncertain else UNSET)
+        outcome: Literal["uncertain"] | UnsetType = "uncertain" if uncertain else UNSET
+        self.problem = Problem(code, message or code, retryable, outcome, run_id, oldest)
 
     @property
     def code(self) -> str:

@@ -111,6 +111,8 @@ class RunAccepted(Struct, frozen=True, gc=False, tag="run.accepted", omit_defaul
     budgets: tuple[Budget, ...] = ()
     accounted: bool = False
     """Whether its end leaves a usage record to be delivered."""
+    interactive: bool = False
+    """Of a job: whether people and applications may take part, of which its pages show nothing."""
 
 
 class RunStarted(Struct, frozen=True, gc=False, tag="run.started"):

@@ -5,8 +5,8 @@ One executor works on one run, under one epoch; when that is gone it stops and t
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import anyio
@@ -23,6 +23,7 @@ from actors.model_call import Answered
 from actors.plan import Hold
 from actors.ports import Model, ModelRequest, Policy, PolicyContext, Tool
 from actors.shell import RETRY_MS_MAX, Overfull, Shell, Told, TooLate
+from actors.telemetry import SILENT, Noted, Telemetry, labels_of, outcome_of
 from eventstore.store import Caps, Claim, Store, Unavailable
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """The host's own say before every step, whether the run may consume more (scheduling §6)."""
     audit: Sink | None = None
     """The host's own place for records of approvals, which must have them before anything is asked or decided."""
+    telemetry: Telemetry = SILENT
 
 
 class _Taken(NamedTuple):
@@ -77,15 +79,15 @@ class Executor:
         *,
         granted: anyio.Event,
         may_start: Callable[[], Awaitable[None]],
-        leaving: Callable[[], bool] = lambda: False,
+        leaving: anyio.Event | None = None,
         grown: Callable[[str, RunAccepted, int], Awaitable[bool]] | None = None,
     ) -> None:
         self._around = around
         self._hold = hold
         self._granted = granted
         self._may_start = may_start
-        self._leaving = leaving
-        """Whether the node shuts down, and lets go of what another can carry on."""
+        self._leaving = leaving or anyio.Event()
+        """Set when the node shuts down, and lets go of what another can carry on."""
         self._grown = grown
         """Takes the room that a job's growing record needs; False if there is none."""
         self._room_bytes: int | None = None
@@ -107,7 +109,7 @@ class Executor:
             Fenced: another node owns the run, or it has ended.
         """
         while (effect := run.next_effect(state)) is not None and not _needs_nobody(state):
-            if self._leaving() and run.may_hand_over(state):
+            if self._leaving.is_set() and run.may_hand_over(state):
                 state = await self._tell(run.HandOver(self._around.store.node))
                 continue
             command = await self._performed(effect, state)
@@ -127,27 +129,39 @@ class Executor:
             return None
         match effect:
             case run.AwaitPermit():
-                await self._granted.wait()
+                await self._granted_or_leaving()
                 self._progress_s = anyio.current_time()
-                return run.Start()
+                return run.Start() if self._granted.is_set() else None
             case run.BeginStep(step):
                 refused = await self._judged(state)
                 await self._may_start()
                 return run.EnterStep(step) if refused is None else run.Fail(refused)
             case run.CallModel():
                 await self._may_start()
-                return await self._called(effect, state)
+                telling = self._around.telemetry.step(labels_of(state.accepted))
+                return await _noted(telling, self._called(effect, state))
             case calls.Review(call, interactive):
                 return await self._reviewed(call, state, interactive=interactive)
             case calls.StartTool():
                 await self._may_start()
                 return calls.BeginTool()
             case calls.RunTool(call):
-                return await self._executed(call, state)
+                return await _noted(self._around.telemetry.tool(call.name), self._executed(call, state))
             case calls.OfferTicket(call):
                 return await self._offered(call, state)
             case calls.Wait():
                 return await self._waited(effect, state)
+
+    async def _granted_or_leaving(self) -> None:
+        """Wait for the slot, or until the node shuts down."""
+        async with anyio.create_task_group() as waiting:
+
+            async def heard(news: anyio.Event) -> None:
+                await news.wait()
+                waiting.cancel_scope.cancel()
+
+            waiting.start_soon(heard, self._granted)
+            waiting.start_soon(heard, self._leaving)
 
     async def _called(self, effect: run.CallModel, state: run.Live) -> run.Command:
         model = self._around.models.get(effect.provider)
@@ -187,6 +201,12 @@ class Executor:
         refused = await self._around.resources(self._hold.actor, state)
         self._progress_s += anyio.current_time() - asked_s
         return refused
+
+    async def _poured(self, hold: Hold, items: Sequence[bytes]) -> None:
+        """Append *items* to the feed; raises `Overfull` where a job has no room for them."""
+        await self._around.shell.pour(hold, items)
+        if not await self._has_room(self._around.shell.known(hold.actor)):
+            raise Overfull
 
     async def _has_room(self, state: run.State) -> bool:
         """Take the room that a job's record needs by now; False if there is none."""
@@ -240,7 +260,10 @@ class Executor:
         tool = self._around.tools.get(call.name)
         if tool is None:
             return run.Fail(_UNCONFIRMED)
-        outcome = await tool_call.Call(**self._activity(state)).made(tool, call, state.accepted.subject)
+        try:
+            outcome = await tool_call.Call(**self._activity(state)).made(tool, call, state.accepted.subject)
+        except Overfull:
+            return run.overflow("OPERATION_RECORD_LIMIT")
         self._progress_s = anyio.current_time()
         match outcome:
             case tool_call.Output(value):
@@ -293,7 +316,7 @@ class Executor:
 
     def _activity(self, state: run.Live) -> dict[str, Any]:
         return {
-            "pour": self._around.shell.pour,
+            "pour": self._poured,
             "hold": self._hold,
             "items": self._around.items,
             "now_ms": self._around.store.now_ms,
@@ -342,6 +365,14 @@ class Executor:
             else:
                 state: run.State = told.state
                 return state
+
+
+async def _noted(telling: AbstractContextManager[Noted], errand: Awaitable[run.Command]) -> run.Command:
+    """Do *errand*, and note how it went."""
+    with telling as noted:
+        command = await errand
+        noted.outcome = outcome_of(command)
+    return command
 
 
 def _needs_nobody(state: run.State) -> bool:

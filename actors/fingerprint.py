@@ -17,6 +17,13 @@ def fingerprint(request: RunRequest) -> str:
     return sha256(canonical(msgspec.json.encode(request))).hexdigest()
 
 
+def fingerprint_of_job(request: RunRequest, *, interactive: bool) -> str:
+    """The fingerprint of a job that is to run *request*; of one that is not *interactive*, the request's own (jobs §3)."""
+    if not interactive:
+        return fingerprint(request)
+    return sha256(canonical(msgspec.json.encode({"interactive": True, "request": request}))).hexdigest()
+
+
 def canonical(document: bytes) -> bytes:
     """The one spelling of the JSON *document* that all equal documents share."""
     return encoded(_ordered(msgspec.json.decode(document)))

@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import UNSET
+
 from actors import errors, run, values
 from actors.bounds import Bounds, accept
 from actors.decider import Refusal
@@ -15,7 +17,7 @@ from actors.ids import run_of_key, sibling
 from actors.node import Node, mono_ms
 from actors.plan import Claiming, Hold
 from actors.request import RunRequest
-from actors.sessions import Holder, Sessions
+from actors.sessions import Holder, Sessions, everything_of
 from actors.shell import TRIES, Moved, Told, TooLate
 from eventstore.store import Caps, Claim, Heads, HistoryLost, Item, Permit, Unavailable
 
@@ -23,7 +25,6 @@ KEYS_POOL = "keys"
 BEGIN_TRIES = 3
 """How many permits may lapse, each before its run was stored, until the caller is told to try later."""
 SUBJECT_CHARS_MAX = 128
-ALL_OPERATIONS = frozenset({"create", "read", "continue", "delete"})
 BURNED = Problem("OPERATION_UNCERTAIN", "What the key was used for was refused.", outcome="uncertain")
 CLIENT_GONE = Problem("CANCELLED", "The client left.")
 
@@ -32,6 +33,8 @@ class Attended(Protocol):
     """A run (or the replay of one) that a caller is attached to."""
 
     run_id: str
+    resumable: bool
+    """Whether the run goes on without this caller, who may come back for the rest, to any node."""
 
     def items(self) -> AsyncIterator[Sequence[Item]]:
         """Yield feed items in order, several at once where they are ready; an empty batch is a heartbeat tick.
@@ -56,7 +59,8 @@ class Runs(Protocol):
         """Admit, claim and start *request* (or find its replay), and stay attached.
 
         Once entered the first item (`run.started`) is stored.
-        Leaving before the terminal item was yielded cancels the run: its client is gone.
+        Leaving before the terminal item was yielded cancels the run, for its client is gone; but not at once a run that
+        may be resumed: it goes on for its grace.
         *waived* are the application tools that the caller's token lets pass without review.
         *holder* says what the caller may do with sessions; None: everything with its own.
 
@@ -81,8 +85,10 @@ class Feeds(NamedTuple):
 class _Followed:
     """A run that executes."""
 
-    def __init__(self, run_id: str, feeds: Feeds, node: Node) -> None:
+    def __init__(self, run_id: str, feeds: Feeds, node: Node, grace_ms: int) -> None:
         self.run_id = run_id
+        self.resumable = grace_ms > 0
+        self.grace_ms = grace_ms
         self._feeds = feeds
         self._node = node
 
@@ -95,6 +101,8 @@ class _Followed:
 
 class _Replayed:
     """The stored outcome of a key."""
+
+    resumable = False
 
     def __init__(self, run_id: str, items: Sequence[bytes]) -> None:
         self.run_id = run_id
@@ -137,16 +145,20 @@ class Foreground:
             raise Refused("HOST_SHUTTING_DOWN", "The host is shutting down.", retryable=True)
         if not 1 <= len(subject) <= SUBJECT_CHARS_MAX:
             raise Refused("INVALID_SCHEDULING_IDENTITY", f"A subject has 1 to {SUBJECT_CHARS_MAX} characters.")
-        asked = _Asked(request, holder or Holder(subject, lambda _: True, ALL_OPERATIONS), waived, streamed)
+        asked = _Asked(request, holder or everything_of(subject), waived, streamed)
         # What is begun belongs to the node: a caller that leaves meanwhile leaves a run that is cancelled, not a lost one.
         attended = await self._node.carried_out(lambda: self._begun(asked), self._left)
+        grace_ms = attended.grace_ms if isinstance(attended, _Followed) else 0
         try:
-            yield attended
+            with self._node.clients.attached(attended.run_id, grace_ms):
+                yield attended
         finally:
             self._left(attended)
 
     def _left(self, attended: Attended) -> None:
-        if isinstance(attended, _Followed) and attended.run_id in self._node.executing:
+        if not isinstance(attended, _Followed) or attended.resumable:
+            return
+        if attended.run_id in self._node.executing:
             self._node.end_soon(attended.run_id, run.Cancel(CLIENT_GONE, "client"))
 
     async def _begun(self, asked: "_Asked") -> Attended:
@@ -226,14 +238,14 @@ class Foreground:
         assert isinstance(told.state, run.Reserved)  # noqa: S101 - a plain run has another fingerprint
         if not told.events:
             await self._check_access(begun)
-        if told.state.burned:
-            raise _refused(BURNED)
         return await self._stood_for(key_id, told.state, begun)
 
     async def _stood_for(self, key_id: str, key: run.Reserved, begun: "_Begun") -> Attended:
         """Run the turn that a key stands for, once: who comes again finishes what was begun, or finds how it went."""
         shell = self._node.around.shell
         state, heads = await shell.state(key.run_id)
+        if isinstance(state, run.New) and key.burned:
+            raise _refused(BURNED)
         if isinstance(state, run.New):
             try:
                 met = await self._turn(key.run_id, begun, key.fingerprint)
@@ -298,18 +310,21 @@ class Foreground:
         if not told.events:
             return told
         node.execute(told.state, Hold.of(run_id, told.heads), sent, begun.claim)
-        return _Followed(run_id, self._feeds, node)
+        return _Followed(run_id, self._feeds, node, run.grace_ms(told.state))
 
     async def _replayed(self, run_id: str, state: run.State, heads: Heads) -> Attended:
         if isinstance(state, run.Live):
-            await self._end_lost(run_id, heads)
+            await self._end_lost(run_id, heads, resumes=run.resumable(state))
         events = await self._node.around.shell.events(run_id)
         return _Replayed(run_id, self._feeds.replayed(run_id, events))
 
-    async def _end_lost(self, run_id: str, heads: Heads) -> None:
+    async def _end_lost(self, run_id: str, heads: Heads, *, resumes: bool) -> None:
         """End a run that its node has left; one that a living node works on is in progress."""
-        in_progress = Refused("OPERATION_IN_PROGRESS", "The operation is still executing.", retryable=True)
-        if run_id in self._node.executing or not self._node.may_judge(run_id, heads):
+        named = run_id if resumes else UNSET
+        in_progress = Refused(
+            "OPERATION_IN_PROGRESS", "The operation is still executing.", retryable=True, run_id=named
+        )
+        if resumes or run_id in self._node.executing or not self._node.may_judge(run_id, heads):
             raise in_progress
         try:
             await self._node.take_over(run_id)

@@ -10,16 +10,17 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from actors import ids, run, values
+from actors import hidden, ids, run, values
 from actors.bounds import Bounds, accept
 from actors.decider import Refusal
 from actors.dispatch import BYTES_POOL, JOBS_POOL, blocks, line_up, record_bytes
 from actors.errors import Problem, Refused
-from actors.events import RunAccepted
-from actors.fingerprint import fingerprint
+from actors.events import RunAccepted, SessionTurn
+from actors.fingerprint import fingerprint_of_job
 from actors.node import Node
 from actors.request import RunRequest
-from actors.shell import TooLate
+from actors.sessions import Holder, Sessions, everything_of
+from actors.shell import Moved, TooLate
 from eventstore.store import Caps, Claim, Heads, Item, Unavailable
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,10 @@ class Submitter(NamedTuple):
 
     subject: str
     principal: str
+    waived: frozenset[str] = frozenset()
+    """Application tools that the credential lets pass without review."""
+    holder: Holder | None = None
+    """What the credential may do with sessions; None: everything with its own."""
 
 
 class Job(NamedTuple):
@@ -59,11 +64,13 @@ class Job(NamedTuple):
     accepted: RunAccepted
     heads: Heads
     ended: run.Ended | None
+    left_out: int = 0
+    """How many of its events pages do not show."""
 
     @property
     def cursor(self) -> int:
-        """Number of the last event."""
-        return self.heads.feed
+        """Number of the last event that pages show."""
+        return self.heads.feed - self.left_out
 
     @property
     def state(self) -> State:
@@ -102,20 +109,31 @@ May: TypeAlias = Callable[[RunAccepted], bool]
 class Jobs:
     """Takes jobs on, and shows them, on any node."""
 
-    def __init__(self, node: Node, bounds: Callable[[RunRequest, str], Bounds], limits: Limits) -> None:
+    def __init__(
+        self,
+        node: Node,
+        bounds: Callable[[RunRequest, str, frozenset[str]], Bounds],
+        limits: Limits,
+        sessions: Sessions | None = None,
+    ) -> None:
         self._node = node
+        self._sessions = sessions
         self._bounds = bounds
         self._limits = limits
         self._caps = Caps(total=limits.max_jobs, per_subject=limits.max_jobs_per_subject)
 
-    async def submit(self, caller: Submitter, key: str, request: RunRequest) -> Job:
+    async def submit(self, caller: Submitter, key: str, request: RunRequest, *, interactive: bool = False) -> Job:
         """Take a job on, or find the one that *key* stands for; *request* is checked, and its caller may run it.
 
+        An *interactive* one may ask people, have applications execute tools, and be a session's turn (extensions §2).
+
         Raises:
-            Refused: JOB_ACCOUNT_REQUIRED, IDEMPOTENCY_CONFLICT, JOB_EXPIRED, JOB_STORE_FULL, JOB_RECORD_LIMIT.
+            Refused: JOB_ACCOUNT_REQUIRED, IDEMPOTENCY_CONFLICT, JOB_EXPIRED, JOB_STORE_FULL, JOB_RECORD_LIMIT; for a
+                session's turn, why it cannot be the next.
             Unavailable: the store did not answer; the same submit may be sent again.
         """
-        return await self._node.carried_out(lambda: self._submitted(caller, key, request), undo=lambda _: None)
+        asked = _Asked(caller, key, request, fingerprint_of_job(request, interactive=interactive), interactive)
+        return await self._node.carried_out(lambda: self._submitted(asked), undo=lambda _: None)
 
     async def read(self, subject: str, job_id: str, may: May) -> Job:
         """Look at a job.
@@ -127,7 +145,8 @@ class Jobs:
         if not values.is_actor_id(job_id):
             raise _no_job()
         state, heads = await self._node.around.shell.state(job_id)
-        return self._shown(job_id, state, heads, subject, may)
+        job = self._shown(job_id, state, heads, subject, may)
+        return await self._counted(job)
 
     async def cancel(self, subject: str, job_id: str, may: May) -> Job:
         """End a job that has not ended.
@@ -153,6 +172,8 @@ class Jobs:
         known = await self.read(subject, job_id, may)
         if after > known.cursor and known.ended is not None:
             raise _ahead()
+        if known.accepted.interactive:
+            return await self._interactive_page(known, after, limit)
         page = await self._node.around.store.page(job_id, after, PAGE_BYTES_MAX)
         if page.heads.erased or (page.heads.ended and known.ended is None):
             known = await self.read(subject, job_id, may)
@@ -161,26 +182,79 @@ class Jobs:
             raise _ahead()
         return JobPage(job, _within(page.items, limit))
 
-    async def _submitted(self, caller: Submitter, key: str, request: RunRequest) -> Job:
-        bounds = self._bounds(request, caller.subject)
+    async def _interactive_page(self, known: Job, after: int, limit: int) -> JobPage:
+        """Read events after the one that pages show as number *after*, without those that they leave out."""
+        store, log = self._node.around.store, await self._node.around.store.look(known.id)
+        start = hidden.feed_number(after, hidden.hidden(log.entries))
+        if start > log.heads.feed:
+            raise _ahead()
+        page = await store.page(known.id, start, PAGE_BYTES_MAX)
+        while page.heads.log > log.heads.log or page.heads.erased:  # what was hidden meanwhile stands in the log by now
+            log = await store.look(known.id)
+            if log.heads.erased:
+                raise _expired()
+        left_out = [number for number in hidden.hidden(log.entries) if number <= page.heads.feed]
+        ended = known.ended
+        if page.heads.ended and ended is None:
+            state, _ = await self._node.around.shell.state(known.id)
+            ended = state if isinstance(state, run.Ended) else None
+        job = Job(known.id, known.accepted, page.heads, ended if page.heads.ended else None, len(left_out))
+        items = hidden.renumbered(page.items, left_out)
+        if not items and page.items and page.items[-1].number < page.heads.feed:
+            return await self._interactive_page(known, hidden.shown_before(page.items[-1].number, left_out), limit)
+        return JobPage(job, _within(items, limit))
+
+    async def _counted(self, job: Job) -> Job:
+        """The job with what its pages do not show taken off its cursor."""
+        if not job.accepted.interactive:
+            return job
+        log = await self._node.around.store.look(job.id)
+        left_out = [number for number in hidden.hidden(log.entries) if number <= job.heads.feed]
+        return job._replace(left_out=len(left_out))
+
+    async def _submitted(self, asked: "_Asked") -> Job:
+        caller, request = asked.caller, asked.request
+        bounds = self._bounds(request, caller.subject, caller.waived)
         if not bounds.account:
             raise Refused("JOB_ACCOUNT_REQUIRED", "This provider instance is bound to no account.")
-        job_id = ids.job_of_key(self._node.around.store.deployment.id_key, caller.subject, key)
+        key_id = ids.job_of_key(self._node.around.store.deployment.id_key, caller.subject, asked.key)
+        job_id = key_id if request.session is None else await self._stood_for(key_id, asked)
         for _ in range(BEGIN_TRIES):
             try:
-                return await self._taken_on(job_id, caller, request, bounds)
-            except TooLate:
+                return await self._taken_on(job_id, asked, bounds)
+            except (TooLate, Moved):
                 continue
         raise Unavailable("no job could be stored within the time that its place is kept")
 
-    async def _taken_on(self, job_id: str, caller: Submitter, request: RunRequest, bounds: Bounds) -> Job:
-        around = self._node.around
+    async def _stood_for(self, key_id: str, asked: "_Asked") -> str:
+        """The id of the run that a key of a session's turn stands for: it lives with its session."""
+        around, named = self._node.around, asked.request.session
+        fresh = around.fresh_id()
+        run_id = fresh if named is None or not values.is_actor_id(named.id) else ids.sibling(named.id, fresh)
+        reserve = run.ReserveKey(asked.caller.subject, asked.print_of, run_id)
+        told = await around.shell.tell(key_id, reserve, command_id=around.fresh_id())
+        if isinstance(told.answer, Refusal):
+            raise _refused(told.answer.problem)
+        return told.state.run_id if isinstance(told.state, run.Reserved) else key_id
+
+    async def _turn(self, asked: "_Asked") -> SessionTurn | None:
+        """What the session finds for the next turn, if the job is to be one."""
+        if asked.request.session is None:
+            return None
+        if self._sessions is None:
+            raise Refused("SESSIONS_UNAVAILABLE", "This host keeps no sessions")
+        caller = asked.caller
+        return await self._sessions.reserved(caller.holder or everything_of(caller.subject), asked.request)
+
+    async def _taken_on(self, job_id: str, asked: "_Asked", bounds: Bounds) -> Job:
+        around, caller = self._node.around, asked.caller
         state, heads = await around.shell.state(job_id)
         is_new = isinstance(state, run.New) and not heads.erased
-        begin_by_ms = await self._place(job_id, caller.subject, request) if is_new else 0
+        turn = await self._turn(asked) if is_new else None
+        begin_by_ms = await self._place(job_id, caller.subject, asked.request) if is_new else 0
         told = await around.shell.tell(
             job_id,
-            self._accept(caller, job_id, request, bounds),
+            self._accept(asked, job_id, bounds, turn),
             command_id=around.fresh_id(),
             fresh=is_new,
             not_after_ms=begin_by_ms,
@@ -189,18 +263,20 @@ class Jobs:
             raise _refused(told.answer.problem)
         if told.events:
             await self._lined_up(job_id, told.state)
-        return self._shown(job_id, told.state, told.heads, caller.subject, lambda _: True)
+        return await self._counted(self._shown(job_id, told.state, told.heads, caller.subject, lambda _: True))
 
-    def _accept(self, caller: Submitter, job_id: str, request: RunRequest, bounds: Bounds) -> run.Accept:
+    def _accept(self, asked: "_Asked", job_id: str, bounds: Bounds, turn: SessionTurn | None) -> run.Accept:
         return accept(
-            request,
+            asked.request,
             bounds,
-            subject=caller.subject,
+            subject=asked.caller.subject,
             admitted=False,
             origin="job",
-            fingerprint=fingerprint(request),
+            fingerprint=asked.print_of,
             permit=job_id,
-            principal=caller.principal,
+            principal=asked.caller.principal,
+            session=turn,
+            interactive=asked.interactive,
             retention_ms=self._limits.retention_ms,
             record_bytes_max=self._limits.max_job_bytes,
         )
@@ -235,9 +311,9 @@ class Jobs:
     async def _cancelled(self, job: Job) -> Job:
         around = self._node.around
         told = await around.shell.tell(job.id, run.Cancel(CANCELLED), command_id=around.fresh_id())
-        if job.id not in self._node.executing:
+        if not job.heads.owner:  # else its executor gives the slot back, once it has stopped
             await self._node.released(job.id)
-        return self._shown(job.id, told.state, told.heads, job.accepted.subject, lambda _: True)
+        return await self._counted(self._shown(job.id, told.state, told.heads, job.accepted.subject, lambda _: True))
 
     def _shown(self, job_id: str, state: run.State, heads: Heads, subject: str, may: May) -> Job:
         """The job that *state* is, if *subject* may see it.
@@ -246,7 +322,7 @@ class Jobs:
             Refused: JOB_NOT_FOUND, JOB_EXPIRED, FORBIDDEN, in this order.
         """
         if isinstance(state, run.Buried) and (state.epitaph.subject, state.epitaph.origin) == (subject, "job"):
-            raise Refused("JOB_EXPIRED", "The job's payload was erased when its time was over.")
+            raise _expired()
         if not isinstance(state, run.Live | run.Ended):
             raise _no_job()
         accepted = state.accepted
@@ -254,10 +330,20 @@ class Jobs:
             raise _no_job()
         job = Job(job_id, accepted, heads, state if isinstance(state, run.Ended) else None)
         if job.expires_ms is not None and self._node.around.store.now_ms() >= job.expires_ms:
-            raise Refused("JOB_EXPIRED", "The job's payload was erased when its time was over.")
+            raise _expired()
         if not may(accepted):
             raise Refused("FORBIDDEN", "This token does not allow the operation.")
         return job
+
+
+class _Asked(NamedTuple):
+    """A job as it is submitted."""
+
+    caller: Submitter
+    key: str
+    request: RunRequest
+    print_of: str
+    interactive: bool
 
 
 def _within(items: Sequence[Item], limit: int) -> Sequence[Item]:
@@ -269,6 +355,10 @@ def _within(items: Sequence[Item], limit: int) -> Sequence[Item]:
             break
         taken += 1
     return items[:taken]
+
+
+def _expired() -> Refused:
+    return Refused("JOB_EXPIRED", "The job's payload was erased when its time was over.")
 
 
 def _no_job() -> Refused:

@@ -19,11 +19,13 @@ from actors import companions, errors, run
 from actors.accounting import Accounts
 from actors.audit import Settlements
 from actors.chores import Chores
+from actors.clients import Clients
 from actors.dispatch import POOL, Worker
 from actors.errors import Problem
 from actors.executor import Executor, Surroundings
 from actors.plan import Claiming, Hold
 from actors.shell import RETRY_MS_MAX, Moved, Told
+from actors.telemetry import ABOUT, About, Levels, Outcome, labels_of, tell_change
 from eventstore.leases import Holding, Watch
 from eventstore.store import Caps, Claim, Heads, HistoryLost, Unavailable
 
@@ -33,6 +35,7 @@ T = TypeVar("T")
 
 RENEWED_AT_ONCE_MAX = 64
 SHUTTING_DOWN = Problem("CANCELLED", "The host is shutting down.")
+_HISTORY_LOST = Problem("HISTORY_LOST", "The store lost what was recorded of this run.", outcome="uncertain")
 _INTERNAL = Problem("INTERNAL_ERROR", "The run failed unexpectedly.")
 
 
@@ -48,6 +51,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """How often a waiter asks again, and a running permit is said to be in use."""
     drain_s: float = 10.0
     """How long plain foreground runs may go on after SIGTERM."""
+    repeats_model_calls: bool = False
+    """Whether a model call that a lost node had in flight is made again, if nothing of it was shown; else the run ends."""
     janitor_s: float = 3_600.0
     """How often outboxes are pruned."""
     audit_kept_ms: int = 365 * 24 * 3_600 * 1_000
@@ -57,7 +62,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
 class Execution:
     """One run in this node's hands."""
 
-    __slots__ = ("claim", "executor", "granted", "hold", "holding", "is_job", "over", "scope")
+    __slots__ = ("claim", "executor", "granted", "hold", "holding", "is_job", "outcome", "over", "scope")
 
     def __init__(self, hold: Hold, holding: Holding, claim: Claim | None, *, is_job: bool = False) -> None:
         self.hold = hold
@@ -69,6 +74,8 @@ class Execution:
         """Nothing is executed any more, and the slot was given back."""
         self.scope = anyio.CancelScope()
         self.executor: Executor | None = None
+        self.outcome: Outcome = "interrupted"
+        """How the run ended, as far as this node saw."""
 
 
 class Node:
@@ -102,11 +109,13 @@ class Node:
         self._waiters: dict[str, anyio.Event] = {}
         self._idle = anyio.Event()
         self.settlements = Settlements(around.shell, around.audit, self.told, tasks)
+        self.clients = Clients(around.store, tasks.start_soon)
         self._chores = Chores(self)
         self._under_way: set[tuple[str, int]] = set()
         """Which partitions have a renewal or a sweep that is not answered yet."""
         around.shell.changed = self._changed
-        around.shell.recorded = self.settlements.recorded
+        around.shell.recorded = self._recorded
+        around.telemetry.watch(self.levels)
         around.store.listen(self)
 
     # What the store tells.
@@ -123,6 +132,11 @@ class Node:
         """Note that a waiting run of ours has its slot."""
         self._granted.add(holder)
         self._news.set()
+
+    def lost(self, actor: str) -> None:
+        """Note that the store came back without the end of a run of ours."""
+        self.around.shell.discard(actor)
+        self.end_soon(actor, run.Fail(_HISTORY_LOST, "history"))
 
     def room(self) -> None:
         """Note that a queued job may find room."""
@@ -211,18 +225,27 @@ class Node:
             Fenced: its owner is alive after all, or somebody else was faster.
         """
         store, settings = self.around.store, self.settings
+        feed = await self._nothing_shown(actor) if settings.repeats_model_calls else None
         sent = mono_ms()
         told = await self.around.shell.tell(
             actor,
-            run.TakeOver(store.node),
+            run.TakeOver(store.node, repeats=feed is not None),
             command_id=f"t{self.around.fresh_id()}",
-            claim=Claiming(store.node, settings.lease_ms),
+            claim=Claiming(store.node, settings.lease_ms, feed=feed),
         )
         if not isinstance(told.state, run.Live):
             await self.released(actor)
         elif told.events:
-            log.warning("took over run %s at epoch %s", actor, told.heads.epoch)
+            about = About(store.node, actor, told.heads.epoch)
+            log.warning("took over run %s at epoch %s", actor, about.epoch, extra=about._asdict())
+            self.around.telemetry.took_over()
             self.execute(told.state, Hold.of(actor, told.heads), sent, self.claim_of(told.state))
+
+    async def _nothing_shown(self, actor: str) -> int | None:
+        """Where the feed of *actor* stands, if nothing was shown since its last fact: the call in flight may be made again."""
+        look = await self.around.store.look(actor)
+        shown = look.entries[-1].feed_head if look.entries else -1
+        return look.heads.feed if look.heads.feed == shown else None
 
     def claim_of(self, state: run.State) -> Claim | None:
         """The ledger's claim that a run holds, if it holds one."""
@@ -241,7 +264,8 @@ class Node:
         """Take nothing more on; let runs end until the deadline, then cancel them and wait until they are stored."""
         self.closing.set()
         for actor in [one for one, execution in self.executing.items() if not execution.granted.is_set()]:
-            self.end_soon(actor, run.Cancel(SHUTTING_DOWN, "shutdown"))
+            if not run.may_hand_over(self.around.shell.known(actor)):
+                self.end_soon(actor, run.Cancel(SHUTTING_DOWN, "shutdown"))
         with anyio.move_on_after(self.settings.drain_s):
             await self._all_over()
         for actor in self.executing:
@@ -264,16 +288,17 @@ class Node:
             execution.hold,
             granted=execution.granted,
             may_start=lambda: self._may_start(execution),
-            leaving=self.closing.is_set,
+            leaving=self.closing,
             grown=self.worker.grown if execution.is_job and self.worker is not None else None,
         )
         try:
-            with execution.scope:
-                await executor.work(state)
+            await self._worked(executor, state, execution)
         except errors.Fenced:
+            self.around.telemetry.fenced()
             log.info("run %s is no longer ours", actor)
         except HistoryLost:
             log.exception("the store lost the history of run %s", actor)
+            self.end_soon(actor, run.Fail(_HISTORY_LOST, "history"))
         except Exception:
             log.exception("executing run %s failed", actor)
             self.end_soon(actor, run.Fail(_INTERNAL))
@@ -290,27 +315,45 @@ class Node:
         idle, self._idle = self._idle, anyio.Event()
         idle.set()
 
+    async def _worked(self, executor: Executor, state: run.State, execution: Execution) -> None:
+        """Let *executor* work, and tell of it."""
+        about = About(self.around.store.node, execution.hold.actor, execution.hold.epoch)
+        ABOUT.set(about)
+        if isinstance(state, run.Live):
+            with self.around.telemetry.run(labels_of(state.accepted), about) as noted:
+                try:
+                    with execution.scope:
+                        await executor.work(state)
+                finally:
+                    noted.outcome = execution.outcome
+
     async def _may_start(self, execution: Execution) -> None:
         """Wait while the lease is too near its end to start anything new."""
         while not execution.holding.may_start(mono_ms()):
             await self._renewed.wait()
 
     async def _end(self, actor: str, command: run.Cancel | run.Fail) -> None:
-        command_id = self.around.fresh_id()
+        command_id, fresh = self.around.fresh_id(), False
+        ABOUT.set(About(self.around.store.node, actor))
         while True:
             try:
                 await self.around.shell.tell(actor, command, command_id=command_id)
             except Unavailable as pause:
                 await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
                 continue
-            except (HistoryLost, Moved):
+            except (HistoryLost, Moved) as error:
+                if isinstance(error, HistoryLost) and not fresh:  # what this node believed; what is left can be ended
+                    fresh = True
+                    continue
                 log.exception("run %s cannot be ended: what it should write to is not as it was left", actor)
             return
 
-    async def released(self, actor: str, executor: Executor | None = None) -> None:
+    async def released(self, actor: str, executor: Executor | None = None, *, accounts: bool = True) -> None:
         """Give back the permits of a run that ended, and deliver its record; the due set reminds whoever is left."""
         try:
-            state, _ = await self.around.shell.state(actor)
+            state = self.around.shell.known(actor)
+            if not isinstance(state, run.Ended):
+                state, _ = await self.around.shell.state(actor)
             if isinstance(state, run.Ended) and executor is not None:
                 await executor.give_back()
             claim = self.claim_of(state)
@@ -318,7 +361,7 @@ class Node:
                 await self.around.store.give(POOL, claim.holder, self.caps(claim.subject, claim.account))
                 await self.around.store.settle(actor, "permit")
                 self.room()
-            if isinstance(state, run.Ended) and state.accepted.accounted and state.executed:
+            if accounts and isinstance(state, run.Ended) and state.accepted.accounted and state.executed:
                 self.tasks.start_soon(self.account, actor)
         except (Unavailable, HistoryLost):
             log.warning("the permit of run %s waits for the sweep", actor)
@@ -344,6 +387,18 @@ class Node:
         """This node's clock."""
         return mono_ms()
 
+    def touched_ms(self) -> list[int | None]:
+        """When each partition answered last, by this node's clock: None if not yet, 0 if its last call failed."""
+        watches = map(self._watches.get, range(self.around.store.deployment.partitions))
+        return [None if one is None else 0 if one.row is None else one.row.last_ms for one in watches]
+
+    def levels(self) -> Levels:
+        """How this node stands."""
+        waiting = sum(not one.granted.is_set() for one in self.executing.values())
+        permits = sum(one.granted.is_set() and one.claim is not None for one in self.executing.values())
+        silent = sum(not at for at in self.touched_ms())
+        return Levels(len(self.executing), permits, waiting, self.clients.viewers, silent)
+
     async def swept(self) -> None:
         """Do what is due everywhere, now."""
         async with anyio.create_task_group() as tasks:
@@ -355,9 +410,14 @@ class Node:
         if execution is None:
             return
         if isinstance(state, run.Ended):
+            execution.outcome = state.kind
             execution.scope.cancel()
         elif execution.executor is not None:
             execution.executor.wake()
+
+    def _recorded(self, actor: str, command: run.Command, before: run.State, told: Told) -> None:
+        self.settlements.recorded(actor, command, before, told)
+        tell_change(self.around.telemetry, before, told.state, told.now_ms)
 
     # Routines.
 
@@ -369,6 +429,7 @@ class Node:
             tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._sweep)
             tasks.start_soon(self._every, self.settings.reassured_s, self._reassure)
             tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
+            tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self.clients.keep)
             if self.worker is not None:
                 tasks.start_soon(self.worker.work)
 
@@ -453,9 +514,11 @@ class Node:
     async def _sweep_one(self, partition: int) -> None:
         watch = self._watches.get(partition, Watch())
         try:
-            judging = watch.may_judge(self.settings.lease_ms, mono_ms())
+            judging = self.claims and watch.may_judge(self.settings.lease_ms, mono_ms())
             ripe, redis_ms = await self.around.store.sweep(partition, judging=judging)
         except Unavailable:
+            if watch.row is not None:
+                self.around.telemetry.store_paused()
             self._watches[partition] = watch.failed()
             return
         self._watches[partition] = watch.answered(mono_ms(), redis_ms)

@@ -37,6 +37,8 @@ class Claiming(NamedTuple):
     node: str
     lease_ms: int
     if_parked: bool = False
+    feed: int | None = None
+    """Where the feed must stand, if that matters: nothing more was shown than the claimant knows of."""
 
 
 class Planned(NamedTuple, Generic[S]):
@@ -60,7 +62,7 @@ class Planned(NamedTuple, Generic[S]):
             actor=actor,
             log=version,
             events=() if self.after.erased else tuple(self.encoded),
-            feed=None if hold is None else hold.feed,
+            feed=hold.feed if hold is not None else None if claim is None else claim.feed,
             items=tuple(self.items),
             epoch=None if hold is None else hold.epoch,
             owner=self._owner(hold, claim),
@@ -72,7 +74,7 @@ class Planned(NamedTuple, Generic[S]):
             command=command_id,
             parts=(part, *map(_part, self.beside)),
             due=(*_due(actor, self.before, self.after), *_beside(self.beside)),
-            listed=tuple(_listed(actor, self.before, self.after)),
+            listed=(*_listed(actor, self.before, self.after), *_listed_beside(self.beside)),
             outbox=tuple(one.audit for one in self.beside if one.audit),
             not_after_ms=not_after_ms,
         )
@@ -96,6 +98,10 @@ def _part(companion: Companion) -> Part:
 
 def _beside(companions: Sequence[Companion]) -> list[Due]:
     return [Due(one.actor, reason, at_ms) for one in companions for reason, at_ms in one.due]
+
+
+def _listed_beside(companions: Sequence[Companion]) -> list[Listed]:
+    return [Listed(name, one.actor, score) for one in companions for name, score in one.listed]
 
 
 def _due(actor: str, before: Standing, after: Standing) -> list[Due]:

@@ -100,6 +100,12 @@ class SessionOption(_Part, frozen=True):
     revision: int
 
 
+class ResumeOption(_Part, frozen=True):
+    """Of our own (extensions §1): the stream may be continued, on any node, as long as no client is away for longer."""
+
+    grace_ms: int
+
+
 class ApprovalsOption(_Part, frozen=True):
     mode: Literal["interactive"]
     idle_policy: Literal["pause", "continue"]
@@ -145,6 +151,7 @@ class RunRequest(_Part, frozen=True, kw_only=True):
     kept_output_schema: Raw | UnsetType = field(default=UNSET, name="outputSchema")
     """UNSET where it was absent: msgspec reads no raw JSON where null is possible, too."""
     metadata: dict[str, str] | None = None
+    resume: ResumeOption | None = None
 
     @property
     def output_schema(self) -> Raw | None:

@@ -16,6 +16,7 @@ from actors.request_parts import (
     PastMessage,
     PdfInput,
     Reference,
+    ResumeOption,
     RetrievalOption,
     RetryOption,
     RunRequest,
@@ -154,6 +155,7 @@ _RUN = record(
         "idle_timeout_ms": whole(0, _INT32),
         "output_schema": raw_object,
         "metadata": strings(entries=32, key=80, value=500),
+        "resume": record(ResumeOption, {"grace_ms": whole(1_000, 3_600_000)}, {}),
     },
 )
 

@@ -90,6 +90,7 @@ class Accept(Struct, frozen=True, tag="accept", kw_only=True):
     record_bytes_max: int = 0
     budgets: tuple[Budget, ...] = ()
     accounted: bool = False
+    interactive: bool = False
 
 
 class ReserveKey(Struct, frozen=True, tag="reserve_key"):
@@ -141,6 +142,8 @@ class TakeOver(Struct, frozen=True, tag="take_over"):
     """Its node is gone, or let go of it; *node* found it."""
 
     node: str
+    repeats: bool = False
+    """Whether a model call that was in flight, and of which nothing was shown, is made again instead of ending the run."""
 
 
 class HandOver(Struct, frozen=True, tag="hand_over"):
@@ -265,9 +268,9 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return Decision(_over(state, RunCancelled(now_ms, problem, cause)), Receipt())
         case Live(started=False, accepted=RunAccepted(origin="job")), TakeOver():
             return Decision([], Receipt("queued"))
-        case Live(), TakeOver(node):
-            return Decision(_taken_over(state, node, now_ms), Receipt())
-        case Live(started=True, handed_ms=0), HandOver(node) if may_hand_over(state):
+        case Live(), TakeOver():
+            return Decision(_taken_over(state, command, now_ms), Receipt())
+        case Live(handed_ms=0), HandOver(node) if may_hand_over(state):
             return Decision([RunHandedOver(now_ms, node)], Receipt())
         case _, _ if isinstance(command, calls.Command):
             return Decision([], calls.answer_without_call(command))
@@ -299,7 +302,7 @@ def evolve(state: State, event: RunEvent) -> State:
             used = () if event.session is None else event.session.used
             return Live(event, msgspec.json.decode(event.request, type=RunRequest), used=used)
         case RunStarted():
-            return _changed(state, started=True)
+            return _changed(state, started=True, handed_ms=0)
         case RunClaimed() | RunHandedOver():
             return _changed(state, handed_ms=event.at_ms if isinstance(event, RunHandedOver) else 0)
         case RunErased():
@@ -370,7 +373,7 @@ def standing(state: State) -> Standing:
         case New() | Reserved():
             return Standing()
         case Live(accepted=accepted, open=open_call):
-            parked = accepted.origin != "foreground" and open_call is not None and open_call.waits
+            parked = resumable(state) and open_call is not None and open_call.waits
             return Standing(
                 parked=parked,
                 released=state.handed_ms > 0,
@@ -386,6 +389,17 @@ def standing(state: State) -> Standing:
             return Standing(ended=True, due=left, listed={f"runs:{accepted.subject}": accepted.at_ms})
         case Buried():
             return Standing(ended=True)
+
+
+def resumable(state: Live) -> bool:
+    """Whether the run outlives the node and the connection that it began on (DESIGN §5)."""
+    return state.accepted.origin != "foreground" or state.request.resume is not None
+
+
+def grace_ms(state: Live) -> int:
+    """How long a run may be without an attached client; 0 where that means nothing to it."""
+    resume = state.request.resume if state.accepted.origin == "foreground" else None
+    return 0 if resume is None else resume.grace_ms
 
 
 def expires_ms(state: Ended) -> int:
@@ -405,8 +419,10 @@ def interrupted(state: Ended) -> bool:
 
 def may_hand_over(state: State) -> bool:
     """Whether another node can carry the run on: nothing is in flight of which only this one knows how it went."""
-    if not isinstance(state, Live) or state.accepted.origin == "foreground" or not state.started:
+    if not isinstance(state, Live) or not resumable(state):
         return False
+    if state.accepted.origin == "job" and not state.started:
+        return False  # nobody's to hand over
     in_call = state.open is not None and state.open.stage == "started"
     return not _calling(state) and not in_call and not state.handed_ms
 
@@ -439,6 +455,8 @@ def _due(state: Live, open_call: OpenCall | None, *, parked: bool) -> dict[Reaso
         due["work"] = accepted.at_ms + QUEUED_LOOK_MS
     if state.handed_ms:
         due["work"] = state.handed_ms
+    if grace_ms(state):
+        due["client"] = accepted.at_ms + grace_ms(state)
     if open_call is not None and open_call.stage == "reviewed" and open_call.expires_ms is not None:
         due["approval"] = open_call.expires_ms
     if open_call is not None and open_call.settling is not None:
@@ -482,6 +500,7 @@ def _accepted(command: Accept, now_ms: int) -> list[RunEvent]:
         record_bytes_max=command.record_bytes_max,
         budgets=command.budgets,
         accounted=command.accounted,
+        interactive=command.interactive,
     )
     return [accepted, RunStarted(now_ms)] if command.admitted else [accepted]
 
@@ -613,17 +632,18 @@ def _final(state: Live, turn: TurnCompleted, artifact_id: str, now_ms: int) -> R
     )
 
 
-def _taken_over(state: Live, node: str, now_ms: int) -> Sequence[RunEvent]:
+def _taken_over(state: Live, command: TakeOver, now_ms: int) -> Sequence[RunEvent]:
     """Origin decides (DESIGN §5): a plain foreground run ends; others go on, unless something was in flight.
 
     A started call whose tool is idempotent is made again under the same call id; any other is uncertain.
     """
     started = state.open is not None and state.open.stage == "started"
     repeatable = started and state.open is not None and _around(state, state.open).fact.idempotent
-    if state.accepted.origin == "foreground" or _calling(state) or (started and not repeatable):
+    in_flight = (_calling(state) and not command.repeats) or (started and not repeatable)
+    if not resumable(state) or in_flight:
         lost = Problem("OPERATION_UNCERTAIN", "The node that served this run was lost.", outcome="uncertain")
         return _over(state, RunFailed(now_ms, lost, "node"))
-    return [RunClaimed(now_ms, node)]
+    return [RunClaimed(now_ms, command.node)]
 
 
 def _calling(state: Live) -> bool:

@@ -282,11 +282,6 @@ def stored(asked: str, said: Iterable[TurnCompleted | ToolCompleted]) -> Iterato
             yield Stored("tool", bytes(one.output).decode(), call_id=one.call_id, name=one.name)
 
 
-def updated_ms(taken: SessionTurn, at_ms: int) -> int:
-    """When a session was last changed whose turn ended at *at_ms*."""
-    return _after(taken, at_ms)
-
-
 def _begun(command: Create, now_ms: int) -> Decision:
     created = SessionCreated(
         now_ms,

@@ -28,6 +28,11 @@ class Holder(NamedTuple):
     """Of create, read, continue and delete."""
 
 
+def everything_of(subject: str) -> Holder:
+    """*subject* as somebody who may do everything with its own sessions."""
+    return Holder(subject, lambda _: True, frozenset({"create", "read", "continue", "delete"}))
+
+
 class Wanted(NamedTuple):
     """A conversation as it is asked for."""
 

@@ -9,6 +9,7 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -17,6 +18,7 @@ import msgspec
 from actors.decider import Companion, Decision, Kind, Receipt, Refusal
 from actors.errors import Fenced, Problem
 from actors.plan import Claiming, Hold, Planned
+from actors.telemetry import SILENT, Telemetry
 from eventstore import store as es
 from eventstore.store import Append, Due, Event, Heads, Listed, Part, Store, Unavailable
 
@@ -115,6 +117,7 @@ class Shell(Generic[S, C, E]):
         *,
         hot_max: int = 10_000,
         log_bytes_max: int = 8_000_000,
+        telemetry: Telemetry = SILENT,
     ) -> None:
         self._store = store
         self._kind = kind
@@ -122,15 +125,25 @@ class Shell(Generic[S, C, E]):
         self._hot: OrderedDict[str, _Hot[S]] = OrderedDict()
         self._hot_max = hot_max
         self._log_bytes_max = log_bytes_max
+        self._telemetry = telemetry
         self.changed: Callable[[str, Any], None] = lambda _actor, _state: None
         """Called with each newer state this node learns of; must only note it."""
         self.recorded: Callable[[str, C, S, Told], None] = lambda _actor, _command, _before, _told: None
         """Called with each command that this node has recorded events of, and the state before; must only note it."""
 
     async def state(self, actor: str) -> tuple[S, Heads]:
-        """Read the actor as it stands now."""
+        """Read the actor as it stands now.
+
+        Raises:
+            HistoryLost: the store came back older than what this node saw, or lacks what its heads promise; what is left
+                is there for whoever asks again.
+        """
         async with self._held(actor) as hot:
-            await self._catch_up(hot)
+            try:
+                await self._catch_up(hot)
+            except es.HistoryLost:
+                self._hot.pop(actor, None)
+                raise
             return hot.state, hot.heads
 
     async def events(self, actor: str) -> list[E]:
@@ -153,6 +166,10 @@ class Shell(Generic[S, C, E]):
         if hot is not None and not hot.lock.statistics().locked:
             del self._hot[actor]
 
+    def discard(self, actor: str) -> None:
+        """Believe nothing of an actor that is in memory: the store says otherwise."""
+        self._hot.pop(actor, None)
+
     async def tell(
         self,
         actor: str,
@@ -164,7 +181,7 @@ class Shell(Generic[S, C, E]):
         fresh: bool = False,
         not_after_ms: int = 0,
     ) -> Told:
-        """Carry out *command*. *fresh* says that the actor is probably new, so the first look is saved.
+        """Carry out *command*. *fresh* says that what is known here is probably all there is, so the first look is saved.
 
         Raises:
             Fenced: *hold* or *claim* is not, or no longer, ours.
@@ -329,7 +346,7 @@ class Shell(Generic[S, C, E]):
     def _planned(self, hot: _Hot[S], decision: Decision, hold: Hold | None, now_ms: int) -> Planned[S]:
         pending = () if hold is None else tuple(hold.pending)
         planned = self._projected(hot, decision, pending)
-        code = self._oversized(hot, planned)
+        code = self._oversized(hot, planned, hold)
         if code is None:
             return planned
         decision = self._kind.decide(hot.state, self._kind.overflow(code), now_ms)
@@ -360,12 +377,13 @@ class Shell(Generic[S, C, E]):
             self._kind.standing(state),
         )
 
-    def _oversized(self, hot: _Hot[S], planned: Planned[S]) -> str | None:
+    def _oversized(self, hot: _Hot[S], planned: Planned[S], hold: Hold | None) -> str | None:
         if any(self._feed.too_large(planned.feed, item) for item in planned.items):
             return "RESPONSE_TOO_LARGE"
         grown = hot.log_bytes + sum(len(event.data) for event in planned.encoded)
         most = self._kind.feed_max(hot.state)
-        overfull = most and hot.heads.feed_bytes + sum(map(len, planned.items)) > most
+        before = max(hot.heads.feed_bytes, 0 if hold is None else hold.feed_bytes)
+        overfull = most and before + sum(map(len, planned.items)) > most
         return "OPERATION_RECORD_LIMIT" if overfull or grown > self._log_bytes_max else None
 
     def _advance(self, hot: _Hot[S], planned: Planned[S], heads: Heads, command_id: str) -> None:
@@ -410,6 +428,8 @@ class Shell(Generic[S, C, E]):
         look = await self._store.look(hot.actor, hot.version, snapshot=not hot.version)
         if look.snapshot is not None and not look.heads.erased and not self._thawed(hot, look.snapshot):
             look = await self._store.look(hot.actor)
+        if look.heads.log < hot.version:  # the store came back older than what was seen
+            raise es.HistoryLost(hot.actor)
         hot.heads = look.heads
         if look.heads.erased:
             await self._dig_up(hot, look)
@@ -450,7 +470,13 @@ class Shell(Generic[S, C, E]):
                 await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
 
     async def _sent(self, append: Append, *, patient: bool) -> es.Outcome:
-        return await (self._appended(append) if patient else self._store.append(append))
+        told, began = "Unavailable", perf_counter()
+        try:
+            outcome = await (self._appended(append) if patient else self._store.append(append))
+            told = type(outcome).__name__
+            return outcome
+        finally:
+            self._telemetry.appended(told, perf_counter() - began)
 
     def _now_ms(self, hot: _Hot[S]) -> int:
         now_ms, last_ms = self._store.now_ms(), hot.heads.last_ms

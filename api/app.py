@@ -13,12 +13,14 @@ from typing_extensions import override
 from api import pipeline, problems
 from api.answers import CALL, Call, answer, call_of
 from api.parts import Faults, Gate, Limits, Parts
-from api.wire import approvals, discovery, jobs, runs, sessions, tool_executions
+from api.wire import approvals, discovery, inbox, jobs, readiness, run_events, runs, sessions, tool_executions
 
 __all__ = ["Edge", "Faults", "Gate", "Limits", "Parts", "create_app"]
 
 _PATHS: dict[pipeline.Route, str] = {
     "health": "/health",
+    "ready": "/ready",
+    "metrics": "/metrics",
     "protocol": "/v1/protocol",
     "providers": "/v1/providers",
     "providers-refreshed": "/v1/providers",
@@ -33,11 +35,14 @@ _PATHS: dict[pipeline.Route, str] = {
     "job-read": "/v1/jobs/read",
     "job-cancel": "/v1/jobs/cancel",
     "job-events": "/v1/jobs/events",
+    "run-events": "/v1/run-events",
+    "inbox": "/v1/approvals/list",
 }
-Post: TypeAlias = Callable[[Parts, Call, Receive], Awaitable[None]]
-_POSTS: Mapping[pipeline.Route, Post] = {
+Serve: TypeAlias = Callable[[Parts, Call, Receive], Awaitable[None]]
+_SERVED: Mapping[pipeline.Route, Serve] = {
     "runs": runs.run,
     "decisions": approvals.decide,
+    "inbox": inbox.look,
     "progress": tool_executions.report,
     "results": tool_executions.deliver,
     "session-create": sessions.create,
@@ -47,6 +52,7 @@ _POSTS: Mapping[pipeline.Route, Post] = {
     "job-read": jobs.look,
     "job-cancel": jobs.cancel,
     "job-events": jobs.events,
+    "run-events": run_events.look,
 }
 
 
@@ -60,6 +66,8 @@ class Edge(Litestar):
             frozenset(origin.encode() for origin in parts.allowed_origins),
             parts.tls,
             parts.limits.body_bytes_max,
+            parts.diagnostics,
+            parts.exposition is not None,
         )
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - some of its optional types are bare
             route_handlers=_handlers(parts),
@@ -84,7 +92,11 @@ class Edge(Litestar):
             case pipeline.Answered() as told:
                 await answer(send, told)
             case pipeline.Admitted() as admitted:
-                await self._route(scope, receive, Call(admitted, send))
+                if admitted.correlation is None:
+                    await self._route(scope, receive, Call(admitted, send))
+                    return
+                with self.parts.telemetry.caller(admitted.correlation):
+                    await self._route(scope, receive, Call(admitted, send))
 
     async def _route(self, scope: Scope, receive: Receive, call: Call) -> None:
         async def send(message: Message) -> None:
@@ -118,6 +130,16 @@ def _handlers(parts: Parts) -> list[Any]:
     def health() -> Response[bytes]:
         return _json(discovery.health())
 
+    @get("/ready", sync_to_thread=False)
+    def ready() -> Response[bytes]:
+        status, body = readiness.shown(readiness.why_not(_facts(parts)))
+        return _json(body, status)
+
+    @get("/metrics", sync_to_thread=False)
+    def metrics() -> Response[bytes]:
+        text = b"" if parts.exposition is None else parts.exposition()
+        return Response(text, media_type=MediaType.TEXT, headers={"content-type": _EXPOSITION_TYPE})
+
     @get("/v1/protocol", sync_to_thread=False)
     def protocol() -> Response[bytes]:
         return _json(discovery.protocol(parts))
@@ -126,15 +148,27 @@ def _handlers(parts: Parts) -> list[Any]:
     async def providers(request: Request[Any, Any, Any]) -> Response[bytes]:
         return _json(await discovery.providers(parts, call_of(request.scope).admitted))
 
-    return [health, protocol, providers, *(_posted(parts, _PATHS[route], serve) for route, serve in _POSTS.items())]
+    return [
+        health,
+        ready,
+        metrics,
+        protocol,
+        providers,
+        *(_served_by(parts, _PATHS[route], serve) for route, serve in _SERVED.items()),
+    ]
 
 
-def _posted(parts: Parts, path: str, serve: Post) -> Any:
+def _served_by(parts: Parts, path: str, serve: Serve) -> Any:
     @asgi(path, copy_scope=False)
     async def post(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the call's own send is quicker
         await serve(parts, call_of(scope), receive)
 
     return post
+
+
+def _facts(parts: Parts) -> readiness.Facts:
+    facts, state = parts.facts(), parts.gate.state
+    return facts._replace(starting=facts.starting or state == "starting", draining=facts.draining or state == "closing")
 
 
 def _json(body: bytes, status: int = 200) -> Response[bytes]:
@@ -150,3 +184,4 @@ def _untyped(request: Request[Any, Any, Any], error: Exception) -> Response[byte
 
 
 _JSON_TYPE = pipeline.JSON[1].decode()
+_EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -89,6 +89,7 @@ class Policy(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_f
     sessions: tuple[SessionGrant, ...] = ()
     retrieval: RetrievalGrant = RetrievalGrant()
     manage_providers: bool = False
+    read_metrics: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds."""

@@ -5,7 +5,7 @@ Nothing here waits or looks at a host: the document is the same for every one.
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from actors.request import RunRequest
 from actors.shapes import SAFE
 from api.problems import STATUSES
 from api.wire.jobs import JobInfo, Page
+from api.wire.readiness import Word
 from api.wire.sessions import Forgotten, Snapshot
 from projections.wire_feed import Result
 
@@ -54,6 +55,14 @@ _HEALTH: Schema = {
     "type": "object",
     "required": ["status", "protocol"],
     "properties": {"status": {"const": "ok"}, "protocol": {"const": "agenticdriver.v1"}},
+}
+_READINESS: Schema = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {
+        "status": {"enum": ["ready", "not-ready"]},
+        "why": {"type": "array", "minItems": 1, "items": {"enum": list(get_args(Word))}},
+    },
 }
 _PROTOCOL: Schema = {
     "type": "object",
@@ -182,6 +191,7 @@ _JOB_CURSOR = _strict(
 )
 _OURS: Mapping[str, Schema] = {
     "Health": _HEALTH,
+    "Readiness": _READINESS,
     "Protocol": _PROTOCOL,
     "Provider": _PROVIDER,
     "Providers": _PROVIDERS,
@@ -196,6 +206,7 @@ _OURS: Mapping[str, Schema] = {
     "JobNamed": _strict({"id": _JOB_ID}, {}),
     "JobCursor": _JOB_CURSOR,
 }
+_METRICS: Schema = {"text/plain": {"schema": {"type": "string"}}}
 _STREAM: Schema = {
     "type": "string",
     "description": "Frames of `id`, `event` and one line of `data`, which is a run event; the last one is terminal.",
@@ -214,6 +225,8 @@ def document() -> Schema:
         "security": [{"bearer": []}],
         "paths": {
             "/health": {"get": _get("health", "Whether the host is up.", _json("Health")) | {"security": []}},
+            "/ready": {"get": _readiness()},
+            "/metrics": {"get": _get("metrics", "The metrics, as Prometheus reads them.", _METRICS, _VERSION)},
             "/v1/protocol": {"get": _get("protocol", "What the host speaks.", _json("Protocol"), _VERSION)},
             "/v1/providers": {
                 "get": _get("providers", "The caller's providers.", _json("Providers"), _VERSION, _refresh())
@@ -258,6 +271,12 @@ def document() -> Schema:
 def rendered() -> str:
     """The document as its file holds it."""
     return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _readiness() -> Schema:
+    told = _get("ready", "Whether the node takes work.", _json("Readiness"))
+    refused = {"description": "It takes none, and says why.", "headers": _HEADERS, "content": _json("Readiness")}
+    return told | {"security": [], "responses": told["responses"] | {"503": refused}}
 
 
 def _run() -> Schema:

@@ -2,21 +2,25 @@
 
 import logging
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from anyio import Event
 from msgspec import Raw, Struct
 
-from actors.decisions import Caller, Decided
+from actors.decisions import Caller, Decided, Waiting
 from actors.errors import Refused
 from actors.foreground import Runs
 from actors.jobs import PAGE_EVENTS_MAX, Job, JobPage, May, Submitter
 from actors.request import Catalog, Features, RunRequest
 from actors.sessions import Holder, Shown, Wanted
+from actors.telemetry import SILENT, Telemetry
+from actors.viewing import Cursor, Seen, Watched
 from api import pipeline
 from api.grants import Principals
+from api.wire import readiness
 
 FEATURES = (
     "json-results",
@@ -44,6 +48,8 @@ FEATURES = (
     "idempotency",
 )
 """All features of the protocol, in the order in which a host names those it has (overview §10)."""
+EXTENSIONS = ("stream-resumption", "interactive-jobs", "approval-inbox")
+"""Features of our own, beyond the protocol (DESIGN §7), named after all of its own."""
 ALWAYS = (
     "json-results",
     "event-stream",
@@ -82,6 +88,10 @@ class Answers(Protocol):
         """Settle a pending approval."""
         ...
 
+    async def waiting(self, caller: Caller, most: int) -> Sequence[Waiting]:
+        """List what waits for the caller's decision, the oldest first."""
+        ...
+
     async def report(self, caller: Caller, execution_id: str, run_id: str, call_id: str) -> None:
         """Note that an application works on its ticket."""
         ...
@@ -114,7 +124,7 @@ class SessionStore(Protocol):
 class JobStore(Protocol):
     """Who takes jobs on and shows them, for any node; what each call refuses is said at `actors.jobs.Jobs`."""
 
-    async def submit(self, caller: Submitter, key: str, request: RunRequest) -> Job:
+    async def submit(self, caller: Submitter, key: str, request: RunRequest, *, interactive: bool = False) -> Job:
         """Take a job on, or find the one that *key* stands for."""
         ...
 
@@ -128,6 +138,18 @@ class JobStore(Protocol):
 
     async def page(self, subject: str, job_id: str, may: May, after: int, limit: int = PAGE_EVENTS_MAX) -> JobPage:
         """Read some of a job's events."""
+        ...
+
+
+class Viewer(Protocol):
+    """Who shows the runs of any node to those they belong to."""
+
+    def watch(self, subject: str, run_id: str, may: May, cursor: Cursor) -> AbstractAsyncContextManager[Watched]:
+        """Follow a run after *cursor*."""
+        ...
+
+    async def page(self, subject: str, run_id: str, may: May, cursor: Cursor) -> Seen:
+        """Read events after *cursor*."""
         ...
 
 
@@ -188,6 +210,7 @@ class Parts:
     catalog: Catalog
     tokens: Principals
     discovery: Listing
+    viewer: Viewer | None = None
     sessions: SessionStore | None = None
     """None where sessions are not configured."""
     jobs: JobStore | None = None
@@ -198,15 +221,27 @@ class Parts:
     tls: bool = False
     limits: Limits = field(default_factory=Limits)
     faults: Faults = field(default_factory=Faults)
+    facts: Callable[[], readiness.Facts] = readiness.Facts
+    """What the node knows of itself, for `GET /ready`."""
+    exposition: Callable[[], bytes] | None = None
+    """The metrics as Prometheus reads them; None where there are none to be read."""
+    telemetry: Telemetry = SILENT
+    diagnostics: bool = False
+    """Whether a run joins the trace that its caller names (overview §12)."""
 
 
-def advertised(names: Collection[str], features: Features = _NO_FEATURES, *, jobs: bool = False) -> tuple[str, ...]:
-    """*names* and what *features* and *jobs* add, in the protocol's order, our own after all of the protocol's."""
+def advertised(
+    names: Collection[str], features: Features = _NO_FEATURES, *, jobs: bool = False, viewer: bool = False
+) -> tuple[str, ...]:
+    """*names* and what *features*, *jobs* and a *viewer* add, in the protocol's order, our own after all of the protocol's."""
     added = {
         "durable-jobs": jobs,
         "conversation-sessions": features.sessions,
         "interactive-approvals": features.approvals,
         "application-tools": features.application_tools,
+        "stream-resumption": viewer,
+        "interactive-jobs": jobs,
+        "approval-inbox": features.approvals,
     }
     told = {*names, *(name for name, has in added.items() if has)}
     known = tuple(name for name in FEATURES if name in told)

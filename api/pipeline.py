@@ -11,19 +11,23 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from actors.errors import Problem
-from api import problems
-from api.grants import BEARER_CHARS_MAX, Principal, Principals
+from actors.telemetry import Correlation
+from api import diagnostics, problems
+from api.grants import BEARER_CHARS_MAX, FORBIDDEN, Principal, Principals
 
 Line: TypeAlias = tuple[bytes, bytes]
 Lines: TypeAlias = tuple[Line, ...]
 State: TypeAlias = Literal["starting", "open", "closing"]
 Route: TypeAlias = Literal[
     "health",
+    "ready",
+    "metrics",
     "protocol",
     "providers",
     "providers-refreshed",
     "runs",
     "decisions",
+    "inbox",
     "progress",
     "results",
     "session-create",
@@ -33,6 +37,7 @@ Route: TypeAlias = Literal[
     "job-read",
     "job-cancel",
     "job-events",
+    "run-events",
 ]
 
 TARGET = "runstream.target"
@@ -40,11 +45,14 @@ TARGET = "runstream.target"
 
 ROUTES: Mapping[tuple[str, bytes], Route] = {
     ("GET", b"/health"): "health",
+    ("GET", b"/ready"): "ready",
+    ("GET", b"/metrics"): "metrics",
     ("GET", b"/v1/protocol"): "protocol",
     ("GET", b"/v1/providers"): "providers",
     ("GET", b"/v1/providers?refresh=true"): "providers-refreshed",
     ("POST", b"/v1/runs"): "runs",
     ("POST", b"/v1/approvals/decisions"): "decisions",
+    ("POST", b"/v1/approvals/list"): "inbox",
     ("POST", b"/v1/tool-executions/progress"): "progress",
     ("POST", b"/v1/tool-executions/results"): "results",
     ("POST", b"/v1/sessions/create"): "session-create",
@@ -56,6 +64,9 @@ ROUTES: Mapping[tuple[str, bytes], Route] = {
     ("POST", b"/v1/jobs/events"): "job-events",
 }
 
+_RUN_EVENTS = re.compile(rb"/v1/runs/([^/?]+)/events(?:\?after=([^&]*))?")
+"""Of our own (extensions §1)."""
+
 JSON: Line = (b"content-type", b"application/json; charset=utf-8")
 BASE: Lines = (
     (b"cache-control", b"no-store"),
@@ -63,13 +74,9 @@ BASE: Lines = (
     (b"agenticdriver-version", b"1.0"),
 )
 _TLS: Line = (b"strict-transport-security", b"max-age=31536000")
-_PREFLIGHT: Lines = (
-    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-    (
-        b"access-control-allow-headers",
-        b"Authorization, Content-Type, Accept, AgenticDriver-Version, AgenticDriver-Accept-Optional-Events",
-    ),
-)
+_METHODS: Line = (b"access-control-allow-methods", b"GET, POST, OPTIONS")
+_ASKED = b"Authorization, Content-Type, Accept, AgenticDriver-Version, AgenticDriver-Accept-Optional-Events"
+_CORRELATING = b"AgenticDriver-Request-Id, traceparent"
 _MEDIA = re.compile(rb"application/json(?:[ \t]*;.*)?", re.IGNORECASE | re.DOTALL)
 _LENGTH_DIGITS_MAX = 18
 """More digits than any bound has are too many, and cost nothing to count."""
@@ -77,12 +84,14 @@ _BEARER = re.compile(rb"Bearer ([!-~]{1,%d})" % BEARER_CHARS_MAX)
 
 
 class Rules(Struct, frozen=True):
-    """What the checks go by; *body_bytes_max* bounds a request's body."""
+    """What the checks go by: *body_bytes_max* bounds a body, *diagnostics* has two more headers read, *metrics* are there."""
 
     tokens: Principals
     origins: frozenset[bytes] = frozenset()
     tls: bool = False
     body_bytes_max: int = 1_000_000
+    diagnostics: bool = False
+    metrics: bool = False
 
 
 class Head(NamedTuple):
@@ -108,27 +117,37 @@ class Admitted(NamedTuple):
     headers: Lines
     principal: Principal | None = None
     streamed: bool = False
+    run_id: str = ""
+    cursor: str = ""
+    """Of `run-events`: which run, and after which event, as it was told."""
+    correlation: Correlation | None = None
+    """Of `runs`: the trace that it joins."""
 
 
 def decided(rules: Rules, state: State, head: Head) -> Answered | Admitted:
     """What becomes of a request, by its head alone."""
-    origin = _value(head, b"origin")
-    if state != "open":
+    origin, route = _value(head, b"origin"), _route(rules, head)
+    if state != "open" and route != "ready":
         return refused(base(tls=rules.tls), problems.STARTING if state == "starting" else problems.CLOSING)
     if origin is not None and origin not in rules.origins:
         return refused(base(tls=rules.tls), problems.ORIGIN)
     headers = base(origin, tls=rules.tls)
     if origin is not None and head.method == "OPTIONS":
-        return Answered(204, headers + _PREFLIGHT)
-    route = ROUTES.get((head.method, head.target))
-    if route == "health":
+        return Answered(204, headers + _preflight(rules))
+    found = _RUN_EVENTS.fullmatch(head.target) if head.method == "GET" and route is None else None
+    route = "run-events" if found is not None else route
+    if route in {"health", "ready"}:
         return Admitted(route, headers)
     principal = _principal(rules.tokens, head)
     posted = head.method == "POST"
-    problem = _denied(head, principal) or _nowhere(route) or (_unreadable(rules, head) if posted else None)
+    problem = _denied(head, principal) or _barred(route, principal) or (_unreadable(rules, head) if posted else None)
     if problem is not None or route is None:
         return refused(headers, problem or problems.NOWHERE)
-    return Admitted(route, headers, principal, b"text/event-stream" in (_value(head, b"accept") or b""))
+    streamed = b"text/event-stream" in (_value(head, b"accept") or b"")
+    if found is None:
+        return Admitted(route, headers, principal, streamed, correlation=_correlation(rules, route, head))
+    cursor = _value(head, b"last-event-id") or found[2] or b""
+    return Admitted(route, headers, principal, streamed, found[1].decode("latin-1"), cursor.decode("latin-1"))
 
 
 def refused(headers: Lines, problem: Problem) -> Answered:
@@ -196,8 +215,29 @@ def _denied(head: Head, principal: Principal | None) -> Problem | None:
     return None if _value(head, b"agenticdriver-version") in {None, b"1.0"} else problems.VERSION
 
 
-def _nowhere(route: Route | None) -> Problem | None:
+def _barred(route: Route | None, principal: Principal | None) -> Problem | None:
+    """Why the route is none, or none for *principal*; what a body asks for is judged where it was read."""
+    if route == "metrics" and principal is not None and not principal.policy.read_metrics:
+        return FORBIDDEN
     return problems.NOWHERE if route is None else None
+
+
+def _route(rules: Rules, head: Head) -> Route | None:
+    """The route of a fixed path."""
+    route = ROUTES.get((head.method, head.target))
+    return None if route == "metrics" and not rules.metrics else route
+
+
+def _preflight(rules: Rules) -> Lines:
+    asked = b"%b, %b" % (_ASKED, _CORRELATING) if rules.diagnostics else _ASKED
+    return (_METHODS, (b"access-control-allow-headers", asked))
+
+
+def _correlation(rules: Rules, route: Route, head: Head) -> Correlation | None:
+    """The trace that a run joins; nothing that is detached or asked later does (overview §12)."""
+    if not rules.diagnostics or route != "runs":
+        return None
+    return diagnostics.correlation(_value(head, b"traceparent"), _value(head, b"agenticdriver-request-id"))
 
 
 def _unreadable(rules: Rules, head: Head) -> Problem | None:

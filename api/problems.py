@@ -78,13 +78,16 @@ _ROWS: Mapping[int, str] = {
     504: "IDLE_TIMEOUT TIMEOUT",
 }
 DEVIATIONS: Mapping[int, str] = {
-    # Bad input that upstream answers with 502 only because no row lists its code.
+    # Bad input that upstream answers with 502 only because no row lists its code, and one code of our own.
     400: """
+        INVALID_CURSOR
         INVALID_CONTEXT CONTEXT_TOO_LARGE CONTEXT_UNAVAILABLE CONTEXT_NOT_FOUND CONTEXT_CHANGED CONTEXT_EXPIRED
         UNSUPPORTED_MODALITY INVALID_ARTIFACT INVALID_JOB INVALID_JOB_CURSOR JOB_REQUEST_UNSUPPORTED
         JOB_ACCOUNT_REQUIRED UNSUPPORTED_INGESTION
     """,
     # Ours alone.
+    404: "RUN_NOT_FOUND",
+    410: "CURSOR_EXPIRED HISTORY_LOST",
     503: "STORE_UNAVAILABLE",
 }
 STATUSES: Mapping[str, int] = {

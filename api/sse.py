@@ -1,10 +1,11 @@
 """Feed items as an event stream: frames, heartbeats, and the loop that sends them (runs §2)."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from time import monotonic
 
 from litestar.types import Send
 
+from actors.viewing import digest_of
 from api import pipeline
 from eventstore.store import Item
 from projections import wire_feed
@@ -16,6 +17,8 @@ HEADERS: pipeline.Lines = (
 )
 _OF_THE_RUN = b'{"type":"run.'
 """How every terminal item begins; nearly all others do not, and are told apart at once."""
+RETRY_MS = (500, 3_000)
+"""After how long a client comes back whose host closes; random, so that not all come at once."""
 _EARLY_S = 1.0
 """A tick that comes this little before its time still counts, or a gap would be twice as long."""
 
@@ -31,11 +34,29 @@ def frames(items: Sequence[Item]) -> bytes:
     return b"".join([wire_feed.frame(number, data) for number, data in items])
 
 
+def dated_frames(items: Sequence[Item]) -> bytes:
+    """The frames of *items* as our own route tells them: each id says what was seen under it."""
+    return b"".join([_dated(number, data) for number, data in items])
+
+
+def _dated(number: int, data: bytes) -> bytes:
+    line, _, rest = wire_feed.frame(number, data).partition(b"\n")
+    return b"%b.%b\n%b" % (line, digest_of(data).encode(), rest)
+
+
 class Stream:
     """One viewer's answer: its head goes out with the first items, its end with the terminal one."""
 
-    def __init__(self, send: Send, headers: pipeline.Lines, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        send: Send,
+        headers: pipeline.Lines,
+        heartbeat_s: float,
+        *,
+        frames: Callable[[Sequence[Item]], bytes] = frames,
+    ) -> None:
         self._send = send
+        self._frames = frames
         self._headers = headers
         self._quiet_s = heartbeat_s - _EARLY_S
         self._sent_at = 0.0
@@ -57,8 +78,9 @@ class Stream:
                 last = items[-1].data
                 self.ended = last.startswith(_OF_THE_RUN) and wire_feed.is_terminal(last)
                 if not self.begun:
-                    await self._begin()
-                await self._send({"type": "http.response.body", "body": frames(items), "more_body": not self.ended})
+                    await self.begin()
+                body = self._frames(items)
+                await self._send({"type": "http.response.body", "body": body, "more_body": not self.ended})
                 self._sent_at = monotonic()
             elif self.begun and monotonic() - self._sent_at >= self._quiet_s:
                 await self._send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
@@ -66,6 +88,14 @@ class Stream:
         if not self.ended:
             raise Torn
 
-    async def _begin(self) -> None:
+    async def part(self, retry_ms: int) -> None:
+        """End in the middle: the host closes, and the client may go on elsewhere after *retry_ms*."""
+        if not self.begun:
+            await self.begin()
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": b"retry: %d\n\n" % retry_ms, "more_body": False})
+
+    async def begin(self) -> None:
+        """Send the head."""
         self.begun = True
         await self._send({"type": "http.response.start", "status": 200, "headers": [*self._headers, *HEADERS]})

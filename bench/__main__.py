@@ -7,7 +7,7 @@ import uvloop
 
 from bench.figures import HEADER
 
-ALL = ("appends", "streams", "latency", "rebuild", "decisions")
+ALL = ("appends", "streams", "latency", "rebuild", "decisions", "jobs")
 
 
 async def main(names: list[str]) -> None:

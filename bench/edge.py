@@ -47,6 +47,7 @@ class Prepared:
     """A run whose items are all there, given *batch* at a time; or, without items, one that waits."""
 
     run_id = RUN_ID
+    resumable = False
 
     def __init__(self, items: Sequence[Item], batch: int) -> None:
         self.batches = [items[at : at + batch] for at in range(0, len(items), batch)]

@@ -7,11 +7,12 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import anyio
 import hiredis
+from anyio.abc import TaskGroup
 from msgspec import Struct
 from typing_extensions import override
 
@@ -27,6 +28,8 @@ TROUBLE = (OSError, ReplyError, ConnectionLost, Unfit)
 """What may go wrong with a connection that is being made; `TimeoutError` and TLS errors are `OSError`s."""
 
 DELAY_S_MAX = 2.0
+_SILENT_S = 30.0
+"""Between two log lines about one connection that is not had."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,23 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Name the address only: passwords stay out of logs."""
         return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}"
+
+
+class Whereabouts(Protocol):
+    """Where a server is now; asked anew for each connection."""
+
+    async def __call__(self) -> Endpoint:
+        """Find it; raises one of `TROUBLE`."""
+        ...
+
+
+Place: TypeAlias = Endpoint | Whereabouts
+"""A server that stays where it is, or one that is looked for."""
+
+
+async def found(place: Place) -> Endpoint:
+    """Look where *place* is now."""
+    return place if isinstance(place, Endpoint) else await place()
 
 
 def endpoint_of(url: str, tls: ssl.SSLContext | None = None) -> Endpoint:
@@ -69,6 +89,14 @@ def endpoint_of(url: str, tls: ssl.SSLContext | None = None) -> Endpoint:
             )
         case other:
             raise ValueError(f"an address begins with redis://, rediss:// or unix://, not with {other!r}")
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of `host:port`; an IPv6 address stands in brackets. Raises `ValueError`."""
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or not parts.port or parts.netloc != text or parts.username is not None:
+        raise ValueError("an address is written as host:port")
+    return parts.hostname, parts.port
 
 
 def greeting(endpoint: Endpoint, name: str) -> Sequence[Sequence[Word]]:
@@ -101,26 +129,35 @@ def said(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-async def persist(connect: Callable[[], Awaitable[T]], endpoint: Endpoint, delay_s_max: float = DELAY_S_MAX) -> T:
-    """Call *connect* until it succeeds, with growing, jittered pauses: the first between 10 and 30 ms."""
-    delay_s = 0.02
+async def persist(connect: Callable[[], Awaitable[T]], place: Place, delay_s_max: float = DELAY_S_MAX) -> T:
+    """Call *connect* until it succeeds, with growing, jittered pauses: the first between 10 and 30 ms.
+
+    Of a long outage the log has a line each 30 s, and one that says it is over.
+    """
+    delay_s, quiet_until_s, tries = 0.02, 0.0, 0
     while True:
         await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads nodes, guards nothing
+        tries += 1
         try:
-            return await connect()
+            made = await connect()
         except TROUBLE as error:
-            _log.warning("%r: no connection: %s", endpoint, said(error))
+            if anyio.current_time() >= quiet_until_s:
+                quiet_until_s = anyio.current_time() + _SILENT_S
+                _log.warning("%r: no connection: %s", place, said(error))
+        else:
+            if tries > 1:
+                _log.warning("%r: connected again, at the %s. try", place, tries)
+            return made
         delay_s = min(delay_s * 2, delay_s_max)
 
 
 @asynccontextmanager
-async def beside(chore: Callable[[], Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
-    """Run *chore* beside the body and end it with the body, whose exception leaves as it was raised."""
+async def chores() -> AsyncGenerator[TaskGroup]:
+    """Run what is started in the group beside the body and end it with the body, whose exception leaves as it was."""
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(chore)
             try:
-                yield
+                yield tasks
             finally:
                 tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -129,3 +166,11 @@ async def beside(chore: Callable[[], Coroutine[Any, Any, None]]) -> AsyncGenerat
                 raise error from error.__cause__
             case _:
                 raise
+
+
+@asynccontextmanager
+async def beside(chore: Callable[[], Coroutine[Any, Any, None]]) -> AsyncGenerator[None]:
+    """Run *chore* beside the body and end it with the body, whose exception leaves as it was raised."""
+    async with chores() as tasks:
+        tasks.start_soon(chore)
+        yield

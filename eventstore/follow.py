@@ -12,7 +12,8 @@ from typing import NamedTuple
 from eventstore.endpoint import said
 from eventstore.link import ConnectionLost, Messages, ReplyError
 from eventstore.reader import CursorAhead, CursorTooOld, followed, following
-from eventstore.store import Heard, Item, Tail, Unavailable
+from eventstore.receipts import Receipts
+from eventstore.store import Heard, HistoryLost, Item, Tail, Unavailable
 
 __all__ = ["CursorAhead", "CursorTooOld", "Hub", "Message", "followed", "read_message"]
 
@@ -53,8 +54,10 @@ def read_message(data: bytes) -> Message:
 class _Tail:
     """A reader's end: keeps what came, in order and within bounds, until the reader takes it."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, actor: str, bytes_max: int) -> None:
+        self._actor = actor
         self._bytes_max = bytes_max
+        self._lost = False
         self._items: list[Item] = []
         self._bytes = 0
         self._last = 0
@@ -82,8 +85,17 @@ class _Tail:
         self._break()
         self._wake()
 
+    def lose(self) -> None:
+        """Say that what was heard is not in the store any more."""
+        self._lost = True
+        self._wake()
+
     async def heard(self, patience_s: float) -> Heard | None:
-        """Wait for news and take all of it; None when *patience_s* passed in silence."""
+        """Wait for news and take all of it; None when *patience_s* passed in silence.
+
+        Raises:
+            HistoryLost: the store came back without what was heard.
+        """
         if not self._news:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
@@ -93,6 +105,8 @@ class _Tail:
             finally:
                 self._waiter = None
                 silence.cancel()
+        if self._lost:
+            raise HistoryLost(self._actor)
         return self._taken() if self._news else None
 
     def _keep(self, items: Sequence[Item], size: int) -> None:
@@ -132,8 +146,14 @@ class Hub:
     """
 
     def __init__(
-        self, messages: Messages, channel_of: Callable[[str], str], tail_bytes_max: int = TAIL_BYTES_MAX
+        self,
+        messages: Messages,
+        channel_of: Callable[[str], str],
+        tail_bytes_max: int = TAIL_BYTES_MAX,
+        *,
+        receipts: Receipts | None = None,
     ) -> None:
+        self._receipts = receipts
         self._messages = messages
         self._channel_of = channel_of
         self._tail_bytes_max = tail_bytes_max
@@ -147,7 +167,7 @@ class Hub:
         Raises:
             Unavailable: the server did not confirm the subscription.
         """
-        tail = _Tail(self._tail_bytes_max)
+        tail = _Tail(actor, self._tail_bytes_max)
         self._tails.setdefault(actor, []).append(tail)
         try:
             if actor not in self._owned:
@@ -157,6 +177,8 @@ class Hub:
             self._tails[actor].remove(tail)
             if not self._tails[actor]:
                 del self._tails[actor]
+                if self._receipts is not None:
+                    self._receipts.closed(actor)
                 await self._messages.unsubscribe(self._channel_of(actor))
 
     def push(self, actor: str, first: int, items: Sequence[bytes], head: int, ended: bool) -> None:  # noqa: FBT001
@@ -166,6 +188,8 @@ class Hub:
             return
         numbered = [Item(number, data) for number, data in enumerate(items, first)]
         size = sum(map(len, items))
+        if numbered and self._receipts is not None:
+            self._receipts.showed(actor, numbered[-1])
         for tail in tails:
             tail.offer(numbered, size, head, ended=ended)
 
@@ -183,6 +207,15 @@ class Hub:
         """Send the readers of *actor* to the feed: somebody wrote it, or may have."""
         for tail in self._tails.get(actor, ()):
             tail.gap()
+
+    def shows(self, actor: str) -> bool:
+        """Whether somebody here reads *actor*."""
+        return actor in self._tails
+
+    def lose(self, actor: str) -> None:
+        """Tell the readers of *actor* that its history is lost: what they were shown is not there any more."""
+        for tail in self._tails.get(actor, ()):
+            tail.lose()
 
     def gap(self) -> None:
         """Send all readers to their feeds: messages may have been lost."""

@@ -44,7 +44,7 @@ LIFETIMES: Final = MappingProxyType[Kind, str](
 """How long a key of each kind lives. Only the ledger's have TTLs: what else ends, ends by an append."""
 
 LEDGER_TAG: Final = "{g}"
-_SLOTS: Final = 16_384
+SLOTS: Final = 16_384
 _PER_NAME: Final[dict[str, Kind]] = {
     "h": "heads", "l": "log", "w": "feed", "s": "snapshot", "z": "listed",
     "held": "held", "by": "by", "line": "line", "turn": "turn", "asked": "asked", "gone": "gone",
@@ -61,7 +61,7 @@ def partition(actor: str, partitions: int) -> int:
 
 def slot(tag: str) -> int:
     """The cluster slot of a key whose hash tag is *tag*, without its braces."""
-    return crc_hqx(tag.encode(), 0) % _SLOTS
+    return crc_hqx(tag.encode(), 0) % SLOTS
 
 
 @lru_cache(maxsize=8)
@@ -71,7 +71,7 @@ def tags(partitions: int) -> tuple[str, ...]:
 
 
 def _tag(number: int, partitions: int) -> str:
-    low, high = (n * _SLOTS // partitions for n in (number, number + 1))
+    low, high = (n * SLOTS // partitions for n in (number, number + 1))
     names = (f"{number}.{n}" if n else f"{number}" for n in count())
     return next(name for name in names if low <= slot(name) < high)
 

@@ -179,6 +179,10 @@ class Memory:
         return ripe, now
 
 
+def _by_score(member: tuple[str, int]) -> tuple[int, str]:
+    return member[1], member[0]
+
+
 def _put(mapping: dict[Name, int], name: Name, value: int | None) -> None:
     if value is None:
         mapping.pop(name, None)
@@ -334,6 +338,12 @@ class MemoryStore:
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""
         self._memory.post(self.partition_of(actor), (entry,))
+
+    async def listed(self, name: str, most: int) -> Sequence[tuple[str, int]]:
+        """Read the first members of a list of each partition."""
+        parts = [members for (_, known), members in self._memory.listed.items() if known == name]
+        firsts = [sorted(members.items(), key=_by_score)[:most] for members in parts]
+        return sorted([one for part in firsts for one in part], key=_by_score)
 
     async def prune(self, partition: int, before_ms: int) -> None:
         """Take off the outbox what was written before *before_ms*."""

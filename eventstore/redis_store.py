@@ -1,23 +1,24 @@
-"""The store on Redis: scripts and pipelines over the links of one primary, and a hub for those who follow.
+"""The store on Redis: scripts and pipelines over two links, and a hub for those who follow.
 
 Nothing is sent again but what may be: an append is recognised by its command id, all else is repeatable by nature.
 Only `now_ms`, `listen` and `partition_of` are plain: they touch nothing but this node's own memory and clock.
 """
 
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import anyio
 
 from eventstore import appends, keys, words
-from eventstore.endpoint import Endpoint
+from eventstore.barrier import Barrier, Short, open_barrier, proof
 from eventstore.follow import Hub
 from eventstore.ledger import RedisLedger
 from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word
-from eventstore.socket_link import open_link
-from eventstore.socket_messages import open_messages
+from eventstore.receipts import Receipts
+from eventstore.shape import Doors, OpenLink, OpenMessages, Shape, opened
 from eventstore.store import (
     Append,
     Caps,
@@ -46,8 +47,6 @@ from eventstore.store import (
 )
 
 Answer = TypeVar("Answer")
-OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
-OpenMessages = Callable[[Callable[[str, bytes], None], Callable[[], None]], AbstractAsyncContextManager[Messages]]
 
 PAUSES: Final = frozenset(
     {
@@ -68,9 +67,9 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class RedisStore:
-    """One node's view of one primary; made by `open_redis_store`."""
+    """One node's view of a store, whatever its shape; made by `open_redis_store`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a store is made of
         self,
         deployment: Deployment,
         node: str,
@@ -79,6 +78,8 @@ class RedisStore:
         *,
         publish: str,
         patience_s: float,
+        barrier: Barrier | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
         self.node = node
         self.deployment = deployment
@@ -88,6 +89,10 @@ class RedisStore:
         self._ledger = RedisLedger(commands, publish)
         self._publish = publish
         self._patience_s = patience_s
+        self._barrier = barrier
+        self._receipts = receipts or Receipts()
+        self._receipts.partitions = deployment.partitions
+        self._receipts.on_lost = self._lose
         self._hub: Hub | None = None
         self._owned: dict[str, words.Ours] = {}
         self._ear: Ear | None = None
@@ -95,7 +100,18 @@ class RedisStore:
         self._last_ms = 0
 
     async def append(self, append: Append) -> Outcome:
-        """Write *append* or say why not."""
+        """Write *append* or say why not; with a barrier, answer only once what was written is kept."""
+        outcome = await self._appended(append)
+        if not isinstance(outcome, Recorded):
+            return outcome
+        part = append.parts[0]
+        if part.events and part.actor in self._owned:
+            self._receipts.wrote(part.actor, (part.log or 0) + 1, append.command)
+        if self._barrier is not None:
+            await self._kept(append, self._barrier)
+        return outcome
+
+    async def _appended(self, append: Append) -> Outcome:
         ours = self._owned.get(append.parts[0].actor) if append.parts else None
         quick = None if ours is None else words.quick(append, ours, self._publish)
         if ours is None or quick is None:
@@ -117,6 +133,18 @@ class RedisStore:
         first = heads.feed - len(part.items) + 1
         self.hub.push(part.actor, first, part.items, heads.feed, ended=False)
         return Recorded((Placed(heads, first),), self.now_ms())
+
+    async def _kept(self, append: Append, barrier: Barrier) -> None:
+        """Wait until *append* is kept, and forget what is known of its actors where that is uncertain."""
+        shown = proof(append, self._tag_of(append.parts[0].actor))
+        if shown is None:
+            return
+        try:
+            await barrier.passed(shown)
+        except Short as error:
+            for part in append.parts:
+                await self._disown(part.actor)
+            raise Unavailable(f"uncertain: {error}") from error
 
     async def _written(self, append: Append) -> Outcome:
         tag = self._tag_of(append.parts[0].actor) if append.parts else ""
@@ -155,6 +183,8 @@ class RedisStore:
         for _ in range(2):
             page = await self._page(tag, actor, after, bytes_max)
             if page is not None:
+                if page.items and self.hub.shows(actor):
+                    self._receipts.showed(actor, page.items[-1])
                 return page
         raise HistoryLost(actor)
 
@@ -192,6 +222,13 @@ class RedisStore:
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""
         await self._asked(lambda: self._commands.call("XADD", keys.outbox(self._tag_of(actor)), "*", "d", entry))
+
+    async def listed(self, name: str, most: int) -> Sequence[tuple[str, int]]:
+        """Read the first members of a list of each partition."""
+        asked = [("ZRANGE", keys.listed(tag, name), 0, most - 1, "WITHSCORES") for tag in self._tags]
+        found = await self._piped(self._bulk, *asked)
+        members = [(part[at].decode(), int(part[at + 1])) for part in found for at in range(0, len(part), 2)]
+        return sorted(members, key=lambda member: (member[1], member[0]))
 
     async def prune(self, partition: int, before_ms: int) -> None:
         """Take off the outbox what was written before *before_ms*."""
@@ -244,7 +281,7 @@ class RedisStore:
 
     async def attend(self, messages: Messages) -> None:
         """Follow and hear rings over *messages*, which brings what it hears to `hear`."""
-        self._hub = Hub(messages, lambda actor: keys.items_channel(self._tag_of(actor), actor))
+        self._hub = Hub(messages, lambda actor: keys.items_channel(self._tag_of(actor), actor), receipts=self._receipts)
         rings = [keys.node_channel(tag, self.node) for tag in (*self._tags, keys.LEDGER_TAG)]
         async with anyio.create_task_group() as tasks:
             for channel in (*rings, keys.room_channel(), *map(keys.work_channel, self._tags)):
@@ -268,9 +305,15 @@ class RedisStore:
             case _:
                 self._ring(lambda ear: ear.work(self._tags.index(tag)))
 
+    def _lose(self, actor: str) -> None:
+        """Say that the history of *actor* is lost, to whoever follows it and to whoever works on it."""
+        self.hub.lose(actor)
+        self._ring(lambda ear: ear.lost(actor))
+
     def lose_touch(self) -> None:
         """Note that messages may have been lost."""
-        self.hub.gap()
+        if self._hub is not None:
+            self._hub.gap()
 
     def _ring(self, ring: Callable[[Ear], None]) -> None:
         if self._ear is not None:
@@ -297,7 +340,7 @@ class RedisStore:
         delay_s = _DELAY_S
         with anyio.move_on_after(self._patience_s - (time.monotonic() - asked_s)):
             while isinstance(error, ConnectionLost) or error.code in PAUSES:
-                await anyio.sleep(delay_s)
+                await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads callers, guards nothing
                 delay_s = min(2 * delay_s, _DELAY_S_MAX)
                 try:
                     return await ask()
@@ -398,6 +441,7 @@ class RedisStore:
 
     async def _disown(self, actor: str) -> None:
         self._owned.pop(actor, None)
+        self._receipts.disowned(actor)
         await self.hub.disown(actor)
 
     def _tag_of(self, actor: str) -> str:
@@ -430,7 +474,7 @@ def _known(entries: list[Entry], heads: Heads) -> list[Entry]:
 
 
 @asynccontextmanager
-async def open_store_over(
+async def open_store_over(  # noqa: PLR0913 - what a store is made of
     link: OpenLink,
     messages: OpenMessages,
     deployment: Deployment,
@@ -438,28 +482,67 @@ async def open_store_over(
     *,
     publish: str = "PUBLISH",
     patience_s: float = PATIENCE_S,
+    barrier: Barrier | None = None,
+    receipts: Receipts | None = None,
 ) -> AsyncGenerator[RedisStore]:
-    """Open a store over what *link* (twice) and *messages* open."""
+    """Open a store over what *link* (twice) and *messages* open; *receipts* are compared by whoever guards *link*."""
     async with link() as commands, link() as bulk:
-        store = RedisStore(deployment, node, commands, bulk, publish=publish, patience_s=patience_s)
+        store = RedisStore(
+            deployment,
+            node,
+            commands,
+            bulk,
+            publish=publish,
+            patience_s=patience_s,
+            barrier=barrier,
+            receipts=receipts,
+        )
         async with messages(store.hear, store.lose_touch) as heard:
             await store.attend(heard)
             yield store
 
 
-def open_redis_store(
-    endpoint: Endpoint,
+@asynccontextmanager
+async def open_store_through(
+    doors: Doors,
+    deployment: Deployment,
+    node: str,
+    *,
+    patience_s: float = PATIENCE_S,
+    replicas: int = 0,
+    receipts: Receipts | None = None,
+) -> AsyncGenerator[RedisStore]:
+    """Open a store through *doors*; what it says was written, *replicas* replicas have."""
+    async with AsyncExitStack() as stack:
+        opening = open_barrier(doors.road, replicas, patience_s) if replicas else None
+        barrier = await stack.enter_async_context(opening) if opening else None
+        yield await stack.enter_async_context(
+            open_store_over(
+                doors.link,
+                doors.messages,
+                deployment,
+                node,
+                publish=doors.publish,
+                patience_s=patience_s,
+                barrier=barrier,
+                receipts=receipts,
+            )
+        )
+
+
+@asynccontextmanager
+async def open_redis_store(
+    shape: Shape,
     deployment: Deployment,
     node: str,
     *,
     on_connected: OnConnected | None = None,
     patience_s: float = PATIENCE_S,
-) -> AbstractAsyncContextManager[RedisStore]:
-    """A store on the server at *endpoint*; *on_connected* must accept each connection before it is used."""
-    return open_store_over(
-        lambda: open_link(endpoint, on_connected=on_connected),
-        lambda on_message, on_gap: open_messages(endpoint, on_message, on_gap),
-        deployment,
-        node,
-        patience_s=patience_s,
-    )
+    replicas: int = 0,
+) -> AsyncGenerator[RedisStore]:
+    """Open a store on the servers of *shape*; *on_connected* must accept each connection before it is used."""
+    async with (
+        opened(shape, on_connected) as doors,
+        open_store_through(doors, deployment, node, patience_s=patience_s, replicas=replicas) as store,
+    ):
+        yield store

@@ -17,10 +17,14 @@ from hiredis import HiredisError, Reader
 from msgspec import Struct
 from typing_extensions import override
 
-from eventstore.endpoint import Endpoint, beside, dial, greeting, pack, persist, said
+from eventstore.endpoint import DELAY_S_MAX, Endpoint, Place, beside, dial, found, greeting, pack, persist, said
 from eventstore.link import Call, ConnectionLost, OnConnected, ReplyError, Script, Word
 
 _NOT_YET = object()
+_DEMOTED = frozenset({"READONLY", "NOREPLICAS"})
+"""Errors of a server that is a primary no more, or that was cut off and may soon be none."""
+_CUT_OFF_S = 1.0
+"""How long a connection lasts at least that is given up for `NOREPLICAS`, so that it is not made over and over."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -36,6 +40,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """A server that owes replies and sends nothing for so long is given up."""
     connect_s: float = 5.0
     """How long one attempt to connect may take."""
+    delay_s_max: float = DELAY_S_MAX
+    """The longest pause between two attempts."""
 
 
 class _Slot(Protocol):
@@ -69,13 +75,13 @@ class _Gathering:
 class _Wire(asyncio.Protocol):
     """One connection from made to lost."""
 
-    def __init__(self, limits: Limits, on_room: Callable[[], None]) -> None:
+    def __init__(self, limits: Limits, on_room: Callable[[], None], *, seeks: bool) -> None:
         self.full = False
         self.lost = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._on_room = on_room
-        self._reader = Reader(replyError=ReplyError, notEnoughData=_NOT_YET)
+        self._reader = Reader(replyError=self._refused if seeks else ReplyError, notEnoughData=_NOT_YET)
         self._slots: deque[_Slot] = deque()
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -84,6 +90,7 @@ class _Wire(asyncio.Protocol):
         self._quiet = 0
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._made_s = self._loop.time()
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -157,6 +164,13 @@ class _Wire(asyncio.Protocol):
                 slot.set_result(ConnectionLost(why))
         self._on_room()
 
+    def _refused(self, text: str) -> ReplyError:
+        """Make the error that *text* tells; one that says the primary may be elsewhere ends the connection."""
+        error = ReplyError(text)
+        if error.code in _DEMOTED and (error.code == "READONLY" or self._loop.time() > self._made_s + _CUT_OFF_S):
+            self._loop.call_soon(self.drop)
+        return error
+
     def _flush(self) -> None:
         if self._transport is None or self._paused:
             return
@@ -193,8 +207,8 @@ class _Waiting(NamedTuple):
 class SocketLink:
     """A `Link` over one socket that mends itself; made by `open_link`."""
 
-    def __init__(self, endpoint: Endpoint, name: str, limits: Limits, on_connected: OnConnected | None) -> None:
-        self._endpoint = endpoint
+    def __init__(self, place: Place, name: str, limits: Limits, on_connected: OnConnected | None) -> None:
+        self._place = place
         self._name = name
         self._limits = limits
         self._on_connected = on_connected
@@ -244,15 +258,17 @@ class SocketLink:
             if self._wire is not None:
                 await self._wire.lost.wait()
                 self._wire = None
-            await persist(self.connect, self._endpoint)
+            await persist(self.connect, self._place, self._limits.delay_s_max)
 
     async def connect(self) -> None:
         """Connect once; raises one of `endpoint.TROUBLE`."""
+        seeks = not isinstance(self._place, Endpoint)
         with anyio.fail_after(self._limits.connect_s):
-            wire = await dial(self._endpoint, lambda: _Wire(self._limits, self._on_room))
+            endpoint = await found(self._place)
+            wire = await dial(endpoint, lambda: _Wire(self._limits, self._on_room, seeks=seeks))
         try:
             with anyio.fail_after(self._limits.connect_s):
-                for words in greeting(self._endpoint, self._name):
+                for words in greeting(endpoint, self._name):
                     await wire.call(*words)
             if self._on_connected is not None:
                 await self._on_connected(wire.call)
@@ -322,24 +338,24 @@ class SocketLink:
 
 @asynccontextmanager
 async def open_link(
-    endpoint: Endpoint,
+    place: Place,
     *,
     name: str = "runstream",
     limits: Limits | None = None,
     on_connected: OnConnected | None = None,
 ) -> AsyncGenerator[SocketLink]:
-    """Connect to *endpoint* and stay connected; *on_connected* runs on each new connection before anything else.
+    """Connect to *place* and stay connected; *on_connected* runs on each new connection before anything else.
 
     Raises:
         ConnectionLost: nothing answered at all.
         ReplyError: the server refused the account.
         Unfit: *on_connected* refused the server.
     """
-    link = SocketLink(endpoint, name, limits or Limits(), on_connected)
+    link = SocketLink(place, name, limits or Limits(), on_connected)
     try:
         await link.connect()
     except OSError as error:
-        raise ConnectionLost(f"{endpoint!r} does not answer: {said(error)}") from error
+        raise ConnectionLost(f"{place!r} does not answer: {said(error)}") from error
     try:
         async with beside(link.tend):
             yield link

@@ -16,7 +16,7 @@ from hiredis import HiredisError, Reader
 from msgspec import Struct
 from typing_extensions import override
 
-from eventstore.endpoint import Endpoint, beside, dial, greeting, pack, persist, said
+from eventstore.endpoint import DELAY_S_MAX, Place, beside, dial, found, greeting, pack, persist, said
 from eventstore.link import ConnectionLost, ReplyError, Word
 
 _NOT_YET = object()
@@ -34,6 +34,8 @@ class Hearing(Struct, frozen=True, kw_only=True):
     """How long one attempt to connect, and to subscribe again to everything, may take."""
     patience_s: float = 5.0
     """How long a subscriber waits to be confirmed."""
+    delay_s_max: float = DELAY_S_MAX
+    """The longest pause between two attempts."""
     sharded: bool = False
     """Whether channels live in the slots of their keys, as Cluster wants them."""
 
@@ -69,7 +71,7 @@ class _Ear(asyncio.Protocol):
     def send(self, kind: bytes, channel: str, *words: Word) -> asyncio.Future[Any]:
         """Send a command whose reply is of *kind* and about *channel*."""
         confirmed: asyncio.Future[Any] = self._loop.create_future()
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             confirmed.set_result(ConnectionLost("the subscribing connection is lost"))
         else:
             self._owed.append(_Owed(kind, channel, confirmed))
@@ -110,8 +112,8 @@ class _Ear(asyncio.Protocol):
                 self._on_message(channel.decode(), data)
                 return
             case [kind, channel, *_] if kind != b"pong":
-                if (kind, channel.decode()) != self._owed[0][:2]:  # for example a slot moved: subscribe anew elsewhere
-                    raise ValueError(f"{kind!r} that nobody asked for")
+                if not self._owed or (kind, channel.decode()) != self._owed[0][:2]:
+                    raise ValueError(f"{kind!r} that nobody asked for")  # for example a slot moved: subscribe elsewhere
                 reply = None
             case _:
                 pass
@@ -134,19 +136,20 @@ class SocketMessages:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        place: Place,
         name: str,
         hearing: Hearing,
         on_message: Callable[[str, bytes], None],
         on_gap: Callable[[], None],
     ) -> None:
-        self._endpoint = endpoint
+        self._place = place
         self._name = name
         self._hearing = hearing
         self._on_message = on_message
         self._on_gap = on_gap
         self._prefix = "S" if hearing.sharded else ""
         self._ear: _Ear | None = None
+        self._closed = False
         self._back = asyncio.Event()
         self._wanted: dict[str, asyncio.Future[Any] | None] = {}
 
@@ -163,7 +166,7 @@ class SocketMessages:
             with anyio.fail_after(self._hearing.patience_s):
                 await self._confirmed(channel)
         except TimeoutError:
-            raise ConnectionLost(f"{self._endpoint!r} did not confirm a subscription in time") from None
+            raise ConnectionLost(f"{self._place!r} did not confirm a subscription in time") from None
 
     async def unsubscribe(self, channel: str) -> None:
         if channel in self._wanted:
@@ -179,15 +182,16 @@ class SocketMessages:
             if self._ear is not None:
                 await self._ear.lost.wait()
                 self._ear = None
-            await persist(self.connect, self._endpoint)
+            await persist(self.connect, self._place, self._hearing.delay_s_max)
             self._on_gap()
 
     async def connect(self) -> None:
         """Connect once and subscribe to everything wanted; raises one of `endpoint.TROUBLE`."""
         with anyio.fail_after(self._hearing.connect_s):
-            ear = await dial(self._endpoint, lambda: _Ear(self._hearing, self._on_message))
+            endpoint = await found(self._place)
+            ear = await dial(endpoint, lambda: _Ear(self._hearing, self._on_message))
             try:
-                await _all([ear.send(b"", "", *words) for words in greeting(self._endpoint, self._name)])
+                await _all([ear.send(b"", "", *words) for words in greeting(endpoint, self._name)])
                 self._ear = ear
                 self._wanted = {channel: self._subscribed(ear, channel) for channel in self._wanted}
                 await _all([confirmed for confirmed in self._wanted.values() if confirmed is not None])
@@ -198,10 +202,12 @@ class SocketMessages:
         self._back.set()
 
     def close(self) -> None:
-        """Leave the server."""
+        """Leave the server; whoever waits to be confirmed is told that the connection is lost."""
+        self._closed = True
         if self._ear is not None:
             self._ear.drop()
         self._ear = None
+        self._back.set()
 
     def _subscribed(self, ear: _Ear, channel: str) -> asyncio.Future[Any]:
         return ear.send(self._prefix.lower().encode() + b"subscribe", channel, f"{self._prefix}SUBSCRIBE", channel)
@@ -209,6 +215,8 @@ class SocketMessages:
     async def _confirmed(self, channel: str) -> None:
         """Wait until a connection that stands confirmed *channel*, or until somebody left it."""
         while channel in self._wanted:
+            if self._closed:
+                raise ConnectionLost(f"{self._place!r} was left")
             if self._ear is None or self._ear.lost.is_set():
                 self._back.clear()
                 await self._back.wait()
@@ -232,14 +240,14 @@ async def _all(replies: Iterable[asyncio.Future[Any]]) -> None:
 
 @asynccontextmanager
 async def open_messages(
-    endpoint: Endpoint,
+    place: Place,
     on_message: Callable[[str, bytes], None],
     on_gap: Callable[[], None],
     *,
     name: str = "runstream-ear",
     hearing: Hearing | None = None,
 ) -> AsyncGenerator[SocketMessages]:
-    """Connect to *endpoint* and stay subscribed; *on_gap* is called after each reconnect, once all is confirmed again.
+    """Connect to *place* and stay subscribed; *on_gap* is called after each reconnect, once all is confirmed again.
 
     Both callbacks run in the reader: they must only note and return.
 
@@ -247,11 +255,11 @@ async def open_messages(
         ConnectionLost: nothing answered at all.
         ReplyError: the server refused the account.
     """
-    messages = SocketMessages(endpoint, name, hearing or Hearing(), on_message, on_gap)
+    messages = SocketMessages(place, name, hearing or Hearing(), on_message, on_gap)
     try:
         await messages.connect()
     except OSError as error:
-        raise ConnectionLost(f"{endpoint!r} does not answer: {said(error)}") from error
+        raise ConnectionLost(f"{place!r} does not answer: {said(error)}") from error
     try:
         async with beside(messages.tend):
             yield messages

@@ -3,14 +3,19 @@
 `findings` is the rules, over facts that `facts` gathered; `deployment` creates or finds the record of the deployment.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import anyio
 import msgspec
 from msgspec import Struct
 
 from eventstore import keys
+from eventstore.endpoint import Endpoint
 from eventstore.link import Call, Link, ReplyError, Unfit
+from eventstore.shape import Doors
+from eventstore.socket_link import open_link
 from eventstore.store import Deployment
 
 Profile: TypeAlias = Literal["memory", "local", "standard", "strict"]
@@ -84,16 +89,27 @@ def _keeping(facts: Facts) -> Sequence[Finding]:
     return found
 
 
+def replicated(facts: Facts) -> bool:
+    """Whether another server may take the place of this one."""
+    replicas = facts.info.get("connected_slaves", "0") != "0"
+    return replicas or facts.failover or facts.info.get("cluster_enabled") == "1"
+
+
+def awaited(profile: Profile, many: Iterable[Facts]) -> int:
+    """How many replicas must have a write before it is acknowledged: under `strict` as many as the primaries demand."""
+    wanted = [(facts.config or {}).get("min-replicas-to-write", "1") for facts in many if replicated(facts)]
+    return max(map(int, wanted), default=0) if profile == "strict" else 0
+
+
 def _replication(profile: Profile, facts: Facts, lease_ms: int) -> Sequence[Finding]:
     """What would let two primaries serve, and so two nodes execute one run."""
-    replicas = facts.info.get("connected_slaves", "0") != "0"
-    if not (replicas or facts.failover or facts.info.get("cluster_enabled") == "1"):
+    if not replicated(facts):
         return ()
     found: list[Finding] = []
-    if profile == "strict":
-        what = "profile strict does not wait for replicas yet, and this server has some"
-        found.append(Finding("error", what, "use profile standard, or a server without replicas"))
     if facts.config is None:
+        if profile == "strict":
+            what = "CONFIG GET is not permitted, so how many replicas must have a write is not known"
+            found.append(Finding("error", what, "grant this user `+config|get` in its ACL"))
         return found
     if int(facts.config.get("min-replicas-to-write", "0")) < 1:
         what = "min-replicas-to-write is 0: a primary that was cut off goes on accepting writes"
@@ -136,22 +152,33 @@ def checked(found: Sequence[Finding]) -> Sequence[Finding]:
     return found
 
 
-async def facts(link: Link) -> Facts:
+async def facts(link: Link, *, failover: bool = False) -> Facts:
     """Ask a server about itself."""
     info = await link.call("INFO")
     answers = await link.pipeline([("CONFIG", "GET", name) for name in _ASKED])
     if any(isinstance(answer, ReplyError) for answer in answers):
-        return Facts(_info(info), None)
-    return Facts(_info(info), {pair[0].decode(): pair[1].decode() for pair in answers if pair})
+        return Facts(_info(info), None, failover)
+    return Facts(_info(info), {pair[0].decode(): pair[1].decode() for pair in answers if pair}, failover)
 
 
-async def check(link: Link, profile: Profile, lease_ms: int) -> Sequence[Finding]:
-    """Check the server behind *link*, and return what is worth a warning.
+async def facts_of_all(doors: Doors) -> Mapping[str, Facts]:
+    """Ask every primary behind *doors* about itself; answers by address."""
+    return {repr(primary): await _facts_at(primary, failover=doors.failover) for primary in await doors.primaries()}
 
-    Raises:
-        StartupRefused: it breaks *profile*.
-    """
-    return () if profile == "memory" else checked(findings(profile, await facts(link), lease_ms))
+
+async def _facts_at(server: Endpoint, *, failover: bool) -> Facts:
+    async with open_link(server, name="runstream-check") as link:
+        return await facts(link, failover=failover)
+
+
+def findings_of_all(profile: Profile, told: Mapping[str, Facts], lease_ms: int) -> Sequence[Finding]:
+    """The findings about each server of *told*, errors first; of several servers each is named."""
+    found = [
+        finding._replace(what=f"{server}: {finding.what}") if len(told) > 1 else finding
+        for server, facts in told.items()
+        for finding in findings(profile, facts, lease_ms)
+    ]
+    return sorted(found, key=lambda finding: finding.level)
 
 
 async def deployment(link: Link, fresh: Deployment, pinned_id: str = "", pinned_key: bytes = b"") -> Deployment:
@@ -173,24 +200,56 @@ async def deployment(link: Link, fresh: Deployment, pinned_id: str = "", pinned_
     return found
 
 
+Unknown: TypeAlias = Callable[[Call, str], Awaitable[None]]
+"""Told of a history that is met for the first time; raises `Unfit` to refuse it.
+
+It has the connection that met it, and nothing else: whatever it asked the store would wait for itself.
+"""
+
+
 class Guard:
     """What each new connection to a primary must pass: that it is one, and that it is ours. See `link.OnConnected`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_unknown: Unknown | None = None) -> None:
         self.pinned: Deployment | None = None
         """Set once the deployment is known; from then on a server without it, or with another, is refused."""
         self.replication_id = ""
         """The history the server is on; a new one may have lost the end of the old."""
+        self._on_unknown = on_unknown
+        self._known: set[str] = set()
+        self._one_at_a_time = anyio.Lock()
 
     async def __call__(self, call: Call, /) -> None:
         info = _info(await call("INFO", "replication"))
         if info.get("role", "master") != "master":
             raise Unfit("the server is a replica")
         if self.pinned is not None:
-            record = await call("HGET", keys.meta(keys.LEDGER_TAG), _RECORD)
-            if record is None or _decoded(record) != self.pinned:
-                raise StartupRefused("the server no longer holds our deployment; restore its data")
+            await _ours(call, self.pinned)
         self.replication_id = info.get("master_replid", "")
+        async with self._one_at_a_time:  # the second connection to a history waits until the first has looked at it
+            if self.replication_id not in self._known and self._on_unknown is not None:
+                await self._on_unknown(call, self.replication_id)
+            self._known.add(self.replication_id)
+
+
+async def _ours(call: Call, pinned: Deployment) -> None:
+    """Refuse a server that lost a record of *pinned*, or has another's; a primary of a cluster is asked for its own."""
+    tags = keys.tags(pinned.partitions)
+    asked = [call("HGET", keys.meta(tag), _RECORD) for tag in (keys.LEDGER_TAG, *tags)]
+    here, *there = await asyncio.gather(*asked, return_exceptions=True)
+    for reply in (here, *there):
+        if isinstance(reply, BaseException) and not _elsewhere(reply):
+            raise reply
+    if not isinstance(here, BaseException) and (here is None or _decoded(here) != pinned):
+        raise StartupRefused("the server no longer holds our deployment; restore its data")
+    lost = [tag for tag, record in zip(tags, there, strict=True) if record != _mine(pinned) and not _elsewhere(record)]
+    if lost:
+        raise StartupRefused(f"the server no longer holds our partitions {', '.join(lost[:5])}; restore its data")
+
+
+def _elsewhere(reply: Any) -> bool:
+    """Whether *reply* says that another server has the key, or that nobody has it now."""
+    return isinstance(reply, ReplyError) and reply.code in {"ASK", "CLUSTERDOWN", "MOVED", "TRYAGAIN"}
 
 
 async def _records(link: Link, tags: Sequence[str]) -> tuple[bytes | None, Sequence[bytes | None]]:
@@ -202,7 +261,7 @@ async def _records(link: Link, tags: Sequence[str]) -> tuple[bytes | None, Seque
 
 async def _lay(link: Link, found: Deployment, tags: Sequence[str], there: Sequence[bytes | None]) -> None:
     """Give every partition its record, once; afterwards a missing or different one is refused."""
-    mine = f"{found.id}|{found.partitions}|{found.layout}".encode()
+    mine = _mine(found)
     for tag, record in zip(tags, there, strict=True):
         if record not in (None, mine):
             raise StartupRefused(f"partition {tag} belongs to another deployment or layout: {record!r}, not {mine!r}")
@@ -216,6 +275,11 @@ async def _lay(link: Link, found: Deployment, tags: Sequence[str], there: Sequen
     for reply in await link.pipeline([("HSETNX", keys.meta(tag), _RECORD, mine) for tag in tags]):
         _sound(reply)
     await link.call("HSET", keys.meta(keys.LEDGER_TAG), _LAID, 1)
+
+
+def _mine(deployment: Deployment) -> bytes:
+    """The record of *deployment* in each partition."""
+    return f"{deployment.id}|{deployment.partitions}|{deployment.layout}".encode()
 
 
 def _compare(found: Deployment, fresh: Deployment, pinned_id: str, pinned_key: bytes) -> None:

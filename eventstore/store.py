@@ -290,6 +290,10 @@ class Ear(Protocol):
         """A waiting holder of this node was granted its permit."""
         ...
 
+    def lost(self, actor: str) -> None:
+        """The store came back without what this node wrote or showed of *actor*."""
+        ...
+
     def room(self) -> None:
         """Queued holders may find room: whoever can take work should ask for it (`dispatch`)."""
         ...
@@ -372,6 +376,10 @@ class Store(Protocol):
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write *entry* to the outbox of the partition of *actor*, beside any append; it may be written twice."""
+        ...
+
+    async def listed(self, name: str, most: int) -> Sequence[tuple[str, int]]:
+        """Read the first *most* members of the list *name* of each partition, with their scores, lowest score first."""
         ...
 
     async def prune(self, partition: int, before_ms: int) -> None:

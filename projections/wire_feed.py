@@ -192,6 +192,16 @@ def event_type(data: bytes) -> bytes:
     return data[_TYPE_AT : data.index(b'"', _TYPE_AT)]
 
 
+def without_session(data: bytes) -> bytes:
+    """The item of a session's turn without `result.session`, which no page of a job may have (jobs §9).
+
+    It is the last member of the result, so the last that is written like it is the one.
+    """
+    if event_type(data) != b"run.completed" or (at := data.rfind(b',"session":{"id":"')) < 0:
+        return data
+    return data[:at] + data[data.index(b"}", at) + 1 :]
+
+
 def is_terminal(data: bytes) -> bool:
     """Whether nothing may follow this item."""
     return event_type(data) in _TERMINAL

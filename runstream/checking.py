@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from eventstore import startup
-from eventstore.endpoint import Endpoint, endpoint_of
+from eventstore.endpoint import Endpoint, address_of, endpoint_of
 from eventstore.link import ConnectionLost, ReplyError
 from eventstore.local import LocalServerError, private_server
-from eventstore.socket_link import open_link
+from eventstore.shape import Cluster, Sentinel, Shape, opened
 from runstream.neighbour import joined
 from runstream.settings import Settings
 from runstream.tools import Toolbox, ToolError, load
@@ -89,15 +89,25 @@ def _keeping(settings: Settings) -> Iterator[Verdict]:
     yield Verdict("ok", "usage", str(settings.usage_file) if settings.usage.enabled else "not recorded")
 
 
-async def endpoint(settings: Settings) -> Endpoint:
+async def shape(settings: Settings) -> Shape:
     """Return where the Redis of the settings is, and our account there; raises `OSError` for an unreadable `tls_ca`."""
     redis = settings.redis
-    password = redis.password.reveal()
+    secure = ssl.create_default_context(cafile=redis.tls_ca) if redis.secure else None
+    account = Endpoint(user=redis.username, password=redis.password.reveal(), tls=secure)
+    if redis.cluster:
+        return Cluster(_each(redis.cluster, account))
+    if redis.sentinels:
+        watcher = Endpoint(password=redis.sentinel_password.reveal(), tls=secure)
+        return Sentinel(name=redis.sentinel_name, sentinels=_each(redis.sentinels, watcher), account=account)
     if redis.socket is not None:
-        return Endpoint(path=str(redis.socket), user=redis.username, password=password)
-    secure = redis.url.startswith("rediss://")
-    found = endpoint_of(redis.url, ssl.create_default_context(cafile=redis.tls_ca) if secure else None)
-    return replace(found, user=redis.username, password=password)
+        return replace(account, path=str(redis.socket))
+    return replace(endpoint_of(redis.url, secure), user=account.user, password=account.password)
+
+
+def _each(addresses: Sequence[str], account: Endpoint) -> tuple[Endpoint, ...]:
+    """The servers at *addresses*, each with *account*."""
+    pairs = map(address_of, addresses)
+    return tuple(replace(account, host=host, port=port) for host, port in pairs)
 
 
 async def _redis(settings: Settings) -> AsyncGenerator[Verdict]:
@@ -105,12 +115,12 @@ async def _redis(settings: Settings) -> AsyncGenerator[Verdict]:
         yield Verdict("ok", "redis", "none is needed")
         return
     try:
-        async with _server(settings) as (where, told), open_link(where, name="runstream-check") as link:
-            facts = await startup.facts(link)
-            yield Verdict(
-                "ok", "redis", f"{told}{facts.info.get('redis_version', 'of an unknown version')} at {where!r}"
-            )
-            for finding in startup.findings(settings.profile, facts, settings.node.lease_ms):
+        async with _server(settings) as (where, how), opened(where) as doors:
+            told = await startup.facts_of_all(doors)
+            for server, facts in told.items():
+                version = facts.info.get("redis_version", "of an unknown version")
+                yield Verdict("ok", "redis", f"{how}{version} at {server}")
+            for finding in startup.findings_of_all(settings.profile, told, settings.node.lease_ms):
                 yield Verdict(finding.level, "redis", finding.what, finding.mend)
     except (LocalServerError, ConnectionLost, ReplyError, OSError) as error:
         yield Verdict("error", "redis", str(error), "start it, or correct [redis] in the settings")
@@ -134,16 +144,16 @@ async def _tools(settings: Settings) -> AsyncGenerator[Verdict]:
 
 
 @asynccontextmanager
-async def _server(settings: Settings) -> AsyncGenerator[tuple[Endpoint, str]]:
+async def _server(settings: Settings) -> AsyncGenerator[tuple[Shape, str]]:
     """The server to ask: the one that a living host holds, a private one started for the question, or yours."""
     near = await joined(settings)
     if near.redis != settings.redis:
-        yield await endpoint(near), "held by a running host: "
+        yield await shape(near), "held by a running host: "
     elif settings.profile == "local":
         async with private_server(settings.state_dir, settings.redis.binary) as server:
             yield server.endpoint, f"private server {server.binary.name} "
     else:
-        yield await endpoint(settings), ""
+        yield await shape(settings), ""
 
 
 async def _listening(settings: Settings) -> AsyncGenerator[Verdict]:

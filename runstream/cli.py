@@ -19,6 +19,8 @@ import runstream
 from api.grants import ApplicationToolGrant, RetrievalGrant
 from runstream import checking, logs, neighbour, running, serving, showing, tokens
 from runstream.client import Remote, remote_events
+from runstream.cluster import NODES_MAX
+from runstream.cluster import cluster as run_cluster
 from runstream.demo import demo as demonstrate
 from runstream.demo_approval import Answer
 from runstream.demo_approval import demo_approval as demonstrate_approval
@@ -171,6 +173,7 @@ def token() -> None:
 @click.option("--index", multiple=True, metavar="CORPUS", help="Corpus the token may add to.")
 @click.option("--delete", multiple=True, metavar="CORPUS", help="Corpus the token may delete from.")
 @click.option("--manage-providers", is_flag=True)
+@click.option("--read-metrics", is_flag=True, help="The token may read GET /metrics.")
 def token_new(application_tools: tuple[str, ...], **policy: Any) -> None:
     """Make a token: its text goes to stderr, once; the settings entry that lets it in, to stdout."""
 
@@ -212,6 +215,21 @@ def demo_approval(answer: Answer | None, state_dir: Path | None) -> None:
     async def work() -> None:
         await logs.begin(LogSettings(level="error"), sys.stderr)
         await demonstrate_approval(answer, await _absolute(state_dir), Output(), _program())
+
+    _ended(work)
+
+
+@cli.command()
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=3, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65_000), default=7440, show_default=True, help="Nodes follow after it.")
+@click.option("--state-dir", type=_FOLDER, help="Where the history stays; a new temporary folder unless given.")
+@click.option("--restart/--no-restart", "restarts", default=True, help="Whether a node that ends is started again.")
+def cluster(nodes: int, port: int, state_dir: Path | None, *, restarts: bool) -> None:
+    """Start several nodes on a private Redis, for trying things: kill one and see."""
+
+    async def work() -> None:
+        await logs.begin(LogSettings(level="error"), sys.stderr)
+        await run_cluster(nodes, port, await _absolute(state_dir), Output(), restarts=restarts)
 
     _ended(work)
 

@@ -29,7 +29,9 @@ from actors.session import Limits as SessionLimits
 from actors.sessions import Sessions
 from actors.sessions import Surroundings as SessionSurroundings
 from actors.shell import FeedOf, Shell
+from actors.telemetry import SILENT, Telemetry
 from actors.usage import total
+from actors.viewing import Viewing
 from eventstore.follow import followed
 from eventstore.store import Caps, Entry, Heads, Item, Store
 from projections import usage, wire_feed
@@ -79,6 +81,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Whether every application tool needs a review, whatever token and definition say (application-tools §5)."""
     heartbeat_s: float = HEARTBEAT_S
     log_bytes_max: int = 8_000_000
+    telemetry: Telemetry = SILENT
+    """Hears what the node tells of itself."""
     held: bool = False
     """Take nothing up that nobody owns until `Host.begin`."""
 
@@ -112,11 +116,13 @@ class Host:
         self.terms = terms
         self.catalog = terms.catalog
         feeds = Feeds(self._from_the_first, wire_feed.replayed, wire_feed.is_terminal)
+        self.viewing = Viewing(node, self.follow)
+        """Where whoever owns a run follows it, from any cursor."""
         self.decisions = Decisions(node)
         """Where people and applications answer."""
         self.sessions = _sessions(node, options, terms)
         """Conversations, where this host keeps any."""
-        self.jobs = None if options.jobs is None else Jobs(node, terms.bounds, options.jobs)
+        self.jobs = None if options.jobs is None else Jobs(node, terms.bounds, options.jobs, self.sessions)
         """Detached jobs, where this host takes any on."""
         self.runs = Foreground(node, feeds, terms.bounds, options.keys, self.sessions)
 
@@ -225,8 +231,9 @@ async def open_host(
             kinds.RUN,
             FeedOf(wire_feed.start, wire_feed.fold, wire_feed.items, wire_feed.too_large, wire_feed.thaw),
             log_bytes_max=options.log_bytes_max,
+            telemetry=options.telemetry,
         ),
-        sessions=Shell(store, kinds.SESSION, NO_FEED),
+        sessions=Shell(store, kinds.SESSION, NO_FEED, telemetry=options.telemetry),
         store=store,
         models=models,
         items=FeedItems(wire_feed.deltas, wire_feed.progress),
@@ -236,6 +243,7 @@ async def open_host(
         approvals=options.approvals,
         tickets=options.tickets,
         permit_begin_ms=options.node.permit_begin_ms,
+        telemetry=options.telemetry,
         audit=None if options.audit is None else Sink(options.audit, options.audit_patience_s),
         resources=None if options.resources is None else _judging(options, options.resources, store),
     )
@@ -256,6 +264,7 @@ async def open_host(
                 record_of=partial(_record, options, models, store),
                 read=around.shell.events,
                 settle=lambda run_id: store.settle(run_id, "usage"),
+                telemetry=options.telemetry,
             )
 
     async with open_node(around, options.node, options.caps, prepare) as node:

@@ -1,6 +1,7 @@
 """What the program tells on stderr: a line for each record, for people or as JSON.
 
 An exception is told by its type and the way it took, never by its text, which may hold a prompt or a secret.
+A line of JSON says as well which node wrote it, and for which run and epoch, wherever the task that writes it knows.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import TextIO
 import msgspec
 from typing_extensions import override
 
+from actors.telemetry import ABOUT
 from runstream.settings import LogSettings
 from runstream.tables import neutral
 
@@ -41,7 +43,7 @@ class AsJson(logging.Formatter):
             "logger": record.name,
             "message": _message(record),
         }
-        return msgspec.json.encode(_encodable(head | _told(record))).decode()
+        return msgspec.json.encode(_encodable(head | _about() | _told(record))).decode()
 
 
 def handler(settings: LogSettings, stream: TextIO) -> logging.Handler:
@@ -66,6 +68,12 @@ def _message(record: logging.LogRecord) -> str:
     """The message of *record*; of several lines, such as a traceback that a library writes, the first."""
     first, more, _ = record.getMessage().partition("\n")
     return f"{first} …" if more else first
+
+
+def _about() -> dict[str, object]:
+    """What the task that writes works for, as far as it knows."""
+    about = ABOUT.get()
+    return {} if about is None else {name: value for name, value in about._asdict().items() if value}
 
 
 def _told(record: logging.LogRecord) -> dict[str, object]:

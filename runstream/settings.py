@@ -4,7 +4,7 @@ Every key has a default, so no file at all is a usable host on this machine (tha
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -14,8 +14,10 @@ from typing_extensions import override
 
 from actors.node import NodeSettings
 from api.grants import NAME_CHARS_MAX, TokenEntry
+from eventstore.endpoint import address_of
 from providers import InvalidScript, Script, ready, scripts
 from runstream.keeping import IdempotencySettings, JobsSettings, RetentionSettings, SessionsSettings, UsageSettings
+from runstream.observing import TelemetrySettings
 from runstream.reading import Fault
 from runstream.sections import (
     ApplicationToolsSettings,
@@ -51,6 +53,7 @@ __all__ = [
     "SessionsSettings",
     "Settings",
     "SettingsError",
+    "TelemetrySettings",
     "UsageSettings",
 ]
 
@@ -128,19 +131,49 @@ class RedisSettings(Struct, frozen=True, kw_only=True):
     password: Secret = Secret()
     password_file: Path | None = None
     socket: Path | None = None
+    sentinels: tuple[str, ...] = ()
+    sentinel_name: str = ""
+    sentinel_password: Secret = Secret()
+    sentinel_password_file: Path | None = None
+    cluster: tuple[str, ...] = ()
     binary: Path | None = None
+    tls: bool = False
     tls_ca: Path | None = None
 
     def faults(self) -> Iterator[Fault]:
         """Return what breaks its rules."""
         if self.url:
             yield from _url_faults(self.url)
-            if self.socket is not None:
-                yield Fault("socket", "remove it, or remove redis.url: they name two servers")
+        for place in self.places[1:]:
+            yield Fault(place, f"remove it, or remove redis.{self.places[0]}: they name two servers")
+        for name, addresses in (("sentinels", self.sentinels), ("cluster", self.cluster)):
+            yield from _address_faults(name, addresses)
+        yield from self._sentinel_faults()
         if self.username and not self.password:
             yield Fault("password", "is missing: redis.username needs redis.password or redis.password_file")
-        if self.tls_ca is not None and not self.url.startswith("rediss://"):
-            yield Fault("tls_ca", "remove it, or let redis.url begin with rediss://")
+        if self.tls and not (self.sentinels or self.cluster):
+            yield Fault("tls", "remove it: it is for redis.sentinels and redis.cluster; redis.url says rediss://")
+        if self.tls_ca is not None and not self.secure:
+            yield Fault("tls_ca", "remove it, or let redis.url begin with rediss://, or set redis.tls")
+
+    def _sentinel_faults(self) -> Iterator[Fault]:
+        if self.sentinels and not self.sentinel_name:
+            yield Fault("sentinel_name", "is missing: name the primary as your sentinels do")
+        if self.sentinel_name and not self.sentinels:
+            yield Fault("sentinels", 'is missing: list your sentinels as ["host:26379", …], or remove sentinel_name')
+        if self.sentinel_password and not self.sentinels:
+            yield Fault("sentinel_password", "remove it, or list redis.sentinels")
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The keys that say where it is; one at most is right."""
+        given = {"url": self.url, "socket": self.socket, "sentinels": self.sentinels, "cluster": self.cluster}
+        return [name for name, value in given.items() if value]
+
+    @property
+    def secure(self) -> bool:
+        """Whether connections are TLS."""
+        return self.tls or self.url.startswith("rediss://")
 
 
 class ListenSettings(Struct, frozen=True, kw_only=True):
@@ -206,6 +239,7 @@ class NodeSection(Struct, frozen=True, kw_only=True):
     routine_ms: Annotated[int, Meta(ge=100, le=10_000)] = 1_000
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
     max_runs: Many | None = None
+    repeat_model_calls: bool = False
 
     def faults(self) -> Iterator[Fault]:
         """Return what breaks its rules."""
@@ -216,7 +250,12 @@ class NodeSection(Struct, frozen=True, kw_only=True):
 
     def node_settings(self) -> NodeSettings:
         """The same as the node knows it."""
-        return NodeSettings(lease_ms=self.lease_ms, routine_ms=self.routine_ms, drain_s=self.drain_s)
+        return NodeSettings(
+            lease_ms=self.lease_ms,
+            routine_ms=self.routine_ms,
+            drain_s=self.drain_s,
+            repeats_model_calls=self.repeat_model_calls,
+        )
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
@@ -251,16 +290,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     usage: UsageSettings = UsageSettings()
     node: NodeSection = NodeSection()
     log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     def faults(self) -> Iterator[Fault]:
         """Return what breaks a rule that spans sections."""
-        external = bool(self.redis.url) or self.redis.socket is not None
+        external = self.redis.places
         if self.profile in {"standard", "strict"} and not external:
             yield Fault("redis.url", f"is missing: the {self.profile} profile uses a Redis of yours; name it here")
         if self.profile in {"memory", "local"} and external:
-            place = "redis.url" if self.redis.url else "redis.socket"
             mend = 'remove it, or set profile = "standard" (or "strict")'
-            yield Fault(place, f"the {self.profile} profile uses no Redis but its own; {mend}")
+            yield Fault(f"redis.{external[0]}", f"the {self.profile} profile uses no Redis but its own; {mend}")
         if self.redis.binary is not None and self.profile != "local":
             yield Fault("redis.binary", "remove it: only the local profile starts a server")
         yield from _twice("providers", "id", [one.id for one in self.providers])
@@ -287,6 +326,14 @@ def _url_faults(url: str) -> Iterator[Fault]:
         yield Fault("url", "must hold no account; put it into redis.username and redis.password (or password_file)")
     if parts.query or parts.fragment:
         yield Fault("url", "must end after the database number; other keys of [redis] say the rest")
+
+
+def _address_faults(name: str, addresses: Sequence[str]) -> Iterator[Fault]:
+    for number, address in enumerate(addresses):
+        try:
+            address_of(address)
+        except ValueError:
+            yield Fault(f"{name}[{number}]", "write it as host:port, without scheme, account or path")
 
 
 def _twice(section: str, name: str, values: list[str]) -> Iterator[Fault]:

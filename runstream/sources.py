@@ -162,15 +162,17 @@ def _located(fault: Fault, told: Told) -> Fault:
 
 
 async def _fetched(document: dict[str, Any], folder: Path, home: Path) -> AsyncIterator[Fault]:
-    """Put what files hold in the place of their names: a password, and scripts."""
+    """Put what files hold in the place of their names: passwords, and scripts."""
     redis = _table(document.get("redis"))
-    if isinstance(name := redis.get("password_file"), str):
-        if "password" in redis:
-            yield Fault("redis.password", "remove it, or remove redis.password_file: they say the same")
+    for word in ("password", "sentinel_password"):
+        if not isinstance(name := redis.get(f"{word}_file"), str):
+            continue
+        if word in redis:
+            yield Fault(f"redis.{word}", f"remove it, or remove redis.{word}_file: they say the same")
         try:
-            redis["password"] = (await _content(name, folder, home)).decode().rstrip("\r\n")
+            redis[word] = (await _content(name, folder, home)).decode().rstrip("\r\n")
         except (OSError, ValueError) as error:
-            yield Fault("redis.password_file", f"cannot be read: {_said(error)}")
+            yield Fault(f"redis.{word}_file", f"cannot be read: {_said(error)}")
     providers: Any = document.get("providers")
     if isinstance(providers, Loose):
         with suppress(msgspec.DecodeError, RecursionError):

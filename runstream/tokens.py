@@ -45,8 +45,9 @@ def _members(entry: TokenEntry) -> Iterator[str]:
     if entry.retrieval != RetrievalGrant():
         grants = {name: getattr(entry.retrieval, name) for name in ("search", "index", "delete")}
         yield f"retrieval = {{ {', '.join(f'{name} = {_list(ids)}' for name, ids in grants.items() if ids)} }}"
-    if entry.manage_providers:
-        yield "manage_providers = true"
+    for name in ("manage_providers", "read_metrics"):
+        if getattr(entry, name):
+            yield f"{name} = true"
 
 
 def _tool(grant: ApplicationToolGrant) -> str:

@@ -4,7 +4,7 @@ import logging
 import secrets
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, cast
@@ -15,20 +15,24 @@ from actors.accounting import UsageSink
 from actors.ports import AuditSink, Model, Policy, ProviderInfo
 from actors.request import Features
 from actors.resources import ResourceAuthority
+from actors.telemetry import ABOUT, SILENT, About, Telemetry
 from api.app import create_app
 from api.grants import Principals, Tokens, still_allows
 from api.parts import ALWAYS, Gate, Parts
+from api.wire import readiness
 from eventstore import startup
-from eventstore.endpoint import Endpoint
+from eventstore.link import Call, OnConnected
 from eventstore.local import private_server
-from eventstore.redis_store import open_redis_store
-from eventstore.socket_link import open_link
+from eventstore.receipts import Receipts
+from eventstore.redis_store import open_store_through
+from eventstore.shape import Shape, opened
 from eventstore.store import Caps, Deployment, Store
 from providers.discovery import Discovery
 from providers.mock import Mock, conformance
 from providers.scripted import Scripted, described
-from runstream.checking import PROMISES, endpoint
+from runstream.checking import PROMISES, shape
 from runstream.host import Host, Options, open_host
+from runstream.observing import Heard
 from runstream.reading import Fault
 from runstream.settings import ProviderSettings, Settings, SettingsError
 from runstream.tools import Toolbox, load
@@ -68,13 +72,16 @@ async def open_settings(
     failed: Exception | None = None
     async with AsyncExitStack() as stack:
         tools = Toolbox(await load(settings.tools) if settings.tools else ())
-        store = await stack.enter_async_context(_store(settings))
+        node = _node_id()
+        ABOUT.set(About(node))
+        heard = await stack.enter_async_context(_listening(settings, node, known, tools))
+        store = await stack.enter_async_context(_store(settings, node, heard.telemetry))
         principals = Tokens(settings.tokens)
         options = replace(_options(settings, principals), policy=policy, audit=audit, resources=resources, held=held)
-        options = options if usage is None else replace(options, usage=usage)
+        options = replace(options, telemetry=heard.telemetry, usage=options.usage if usage is None else usage)
         host = await stack.enter_async_context(open_host(store, known, options, tools))
         discovery = await stack.enter_async_context(Discovery(known))
-        host.app = create_app(_parts(settings, host, discovery, principals))
+        host.app = create_app(_parts(settings, host, discovery, principals, heard))
         try:
             yield host
         except Exception as error:  # noqa: BLE001 - raised again below, as it is and not in a group
@@ -127,10 +134,11 @@ def _options(settings: Settings, known: Principals) -> Options:
     )
 
 
-def _parts(settings: Settings, host: Host, discovery: Discovery, known: Principals) -> Parts:
+def _parts(settings: Settings, host: Host, discovery: Discovery, known: Principals, heard: Heard) -> Parts:
     return Parts(
         runs=host.runs,
         answers=host.decisions,
+        viewer=host.viewing,
         sessions=host.sessions,
         jobs=host.jobs,
         catalog=host.catalog,
@@ -140,6 +148,21 @@ def _parts(settings: Settings, host: Host, discovery: Discovery, known: Principa
         allowed_origins=frozenset(settings.listen.origins),
         features=(*ALWAYS, "idempotency") if settings.idempotency.enabled else ALWAYS,
         tls=settings.listen.certificate is not None,
+        facts=lambda: _facts(host),
+        exposition=heard.exposition,
+        telemetry=heard.telemetry,
+        diagnostics=settings.telemetry.traces,
+    )
+
+
+def _facts(host: Host) -> readiness.Facts:
+    node = host.node
+    return readiness.Facts(
+        starting=not node.open.is_set(),
+        draining=node.closing.is_set(),
+        touched_ms=node.touched_ms(),
+        now_ms=node.mono_ms(),
+        silent_ms_max=max(readiness.SILENT_MS_MAX, 2 * node.settings.routine_ms),
     )
 
 
@@ -165,37 +188,64 @@ def _info(info: ProviderInfo, provider: ProviderSettings) -> ProviderInfo:
     return replace(info, id=provider.id, name=provider.name or info.name, models=models, account=provider.account)
 
 
+def _counted(guard: startup.Guard, telemetry: Telemetry) -> OnConnected:
+    async def connected(call: Call) -> None:
+        await guard(call)
+        telemetry.connected()
+
+    return connected
+
+
 @asynccontextmanager
-async def _store(settings: Settings) -> AsyncGenerator[Store]:
+async def _listening(
+    settings: Settings, node: str, models: Mapping[str, Model], tools: Iterable[str]
+) -> AsyncGenerator[Heard]:
+    """Open whatever hears what the node tells of itself."""
+    if not settings.telemetry.enabled:
+        yield Heard(SILENT)
+        return
+    # Imported here, because hosts that tell nothing do without.
+    from runstream.exporting import open_telemetry  # noqa: PLC0415
+    from runstream.telemetry import known_of  # noqa: PLC0415
+
+    async with open_telemetry(settings.telemetry, node, known_of(models, tools)) as heard:
+        yield heard
+
+
+@asynccontextmanager
+async def _store(settings: Settings, node: str, telemetry: Telemetry) -> AsyncGenerator[Store]:
     level = logging.WARNING if settings.profile == "memory" else logging.INFO
     log.log(level, "profile %s: %s", settings.profile, PROMISES[settings.profile])
     if settings.profile == "memory":
-        async with _emulated(settings) as store:
+        async with _emulated(settings, node) as store:
             yield store
         return
-    async with _server(settings) as where:
-        guard = startup.Guard()
-        async with open_link(where, name="runstream-check", on_connected=guard) as link:
-            for finding in await startup.check(link, settings.profile, settings.node.lease_ms):
-                log.warning("%s: %s", finding.what, finding.mend)
+    receipts = Receipts()
+    guard = startup.Guard(on_unknown=receipts.check)
+    async with _server(settings) as where, opened(where, _counted(guard, telemetry)) as doors:
+        told = await startup.facts_of_all(doors)
+        for finding in startup.checked(startup.findings_of_all(settings.profile, told, settings.node.lease_ms)):
+            log.warning("%s: %s", finding.what, finding.mend)
+        async with doors.link() as link:
             guard.pinned = await startup.deployment(link, _fresh(settings))
-        async with open_redis_store(where, guard.pinned, _node_id(), on_connected=guard) as store:
+        replicas = startup.awaited(settings.profile, told.values())
+        async with open_store_through(doors, guard.pinned, node, replicas=replicas, receipts=receipts) as store:
             yield store
 
 
-def _emulated(settings: Settings) -> AbstractAsyncContextManager[Store]:
+def _emulated(settings: Settings, node: str) -> AbstractAsyncContextManager[Store]:
     # Imported here, because the emulation takes a third of a second and other profiles do without.
     from fakeredis import FakeServer  # noqa: PLC0415
 
     from eventstore.fake_store import open_fake_store  # noqa: PLC0415
 
-    return open_fake_store(FakeServer(), _fresh(settings), _node_id())
+    return open_fake_store(FakeServer(), _fresh(settings), node)
 
 
 @asynccontextmanager
-async def _server(settings: Settings) -> AsyncGenerator[Endpoint]:
+async def _server(settings: Settings) -> AsyncGenerator[Shape]:
     if settings.profile != "local":
-        yield await endpoint(settings)
+        yield await shape(settings)
         return
     async with private_server(settings.state_dir, settings.redis.binary) as server:
         yield server.endpoint

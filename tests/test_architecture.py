@@ -20,6 +20,8 @@ MAY_IMPORT = {
     "runstream": EVERYTHING,
 }
 PURE = (
+    "actors/bounds.py",
+    "actors/budgets.py",
     "actors/calls.py",
     "actors/codec.py",
     "actors/companions.py",
@@ -28,6 +30,7 @@ PURE = (
     "actors/errors.py",
     "actors/events.py",
     "actors/fingerprint.py",
+    "actors/hidden.py",
     "actors/ids.py",
     "actors/jsontext.py",
     "actors/plan.py",
@@ -43,15 +46,19 @@ PURE = (
     "actors/usage.py",
     "actors/values.py",
     "api/bodies.py",
+    "api/diagnostics.py",
     "api/grants.py",
     "api/pipeline.py",
     "api/problems.py",
+    "api/wire/readiness.py",
     "eventstore/appends.py",
     "eventstore/keys.py",
     "eventstore/leases.py",
     "projections/host_feed.py",
     "projections/inbox.py",
     "projections/runs.py",
+    "projections/session_view.py",
+    "projections/usage.py",
     "projections/views.py",
     "projections/wire_feed.py",
     "providers/failures.py",
@@ -61,6 +68,8 @@ PURE = (
     "providers/retry.py",
     "providers/script.py",
     "providers/speech.py",
+    "runstream/sections.py",
+    "runstream/terms.py",
 )
 # fmt: off
 WORLDLY_MODULES = (

@@ -21,7 +21,9 @@ def protocol(parts: Parts) -> bytes:
             "protocol": "agenticdriver",
             "version": "1.0",
             "supportedVersions": ["1.0"],
-            "features": advertised(parts.features, parts.catalog.features, jobs=parts.jobs is not None),
+            "features": advertised(
+                parts.features, parts.catalog.features, jobs=parts.jobs is not None, viewer=parts.viewer is not None
+            ),
         }
     )
 

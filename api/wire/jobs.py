@@ -12,10 +12,10 @@ from actors.errors import Refused
 from actors.events import timestamp
 from actors.jobs import Job, JobPage, Submitter
 from actors.request import Catalog, RunRequest, shaped, validated
-from actors.shapes import SAFE, Check, Misshapen, record, text, whole
+from actors.shapes import SAFE, Check, Misshapen, boolean, record, text, whole
 from api.answers import Call
 from api.bodies import QUICK_BODY_BYTES, parsed
-from api.grants import Principal, allows_run, job_principals, may_use_job
+from api.grants import Principal, allows_run, holder_of, job_principals, may_use_job, waived
 from api.parts import JobStore, Parts
 from api.posts import served
 from projections import wire_feed
@@ -32,6 +32,8 @@ class Submission(Struct, frozen=True):
 
     key: str
     request: RunRequest
+    interactive: bool = False
+    """Of our own: people and applications may take part, and it may be a session's turn (extensions §2)."""
 
 
 class Named(Struct, frozen=True):
@@ -81,7 +83,11 @@ def _request(value: object) -> RunRequest:
 
 
 _UUID = text(36, 36, r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_SUBMISSION = record(Submission, {"key": text(1, 128, r"[a-zA-Z0-9][a-zA-Z0-9._:-]{0,127}"), "request": _request}, {})
+_SUBMISSION = record(
+    Submission,
+    {"key": text(1, 128, r"[a-zA-Z0-9][a-zA-Z0-9._:-]{0,127}"), "request": _request},
+    {"interactive": boolean},
+)
 _NAMED = record(Named, {"id": _UUID}, {})
 _CURSOR = record(Cursor, {"id": _UUID, "after": whole(0, SAFE)}, {"limit": whole(1, jobs.PAGE_EVENTS_MAX)})
 
@@ -125,8 +131,11 @@ async def _submitted(parts: Parts, principal: Principal, body: bytes) -> JobInfo
     slow = len(body) > QUICK_BODY_BYTES or b"chema" in body  # a schema from outside may take long to judge
     store, asked = await _thought(lambda: read(body, _SUBMISSION, parts.jobs), slow=slow)
     principals = job_principals(parts.tokens, principal, "submit")
-    request = await _thought(lambda: _allowed(asked.request, parts.catalog, principals), slow=slow)
-    return _info(await store.submit(Submitter(principal.subject, principal.id), asked.key, request))
+    request = await _thought(
+        lambda: _allowed(asked.request, parts.catalog, principals, interactive=asked.interactive), slow=slow
+    )
+    caller = Submitter(principal.subject, principal.id, waived(principal), holder_of(principal))
+    return _info(await store.submit(caller, asked.key, request, interactive=asked.interactive))
 
 
 async def _shown(parts: Parts, principal: Principal, body: bytes) -> JobInfo:
@@ -153,13 +162,15 @@ async def _thought(work: Callable[[], T], *, slow: bool) -> T:
     return await anyio.to_thread.run_sync(work) if slow else work()
 
 
-def _allowed(request: RunRequest, catalog: Catalog, principals: Sequence[Principal]) -> RunRequest:
+def _allowed(
+    request: RunRequest, catalog: Catalog, principals: Sequence[Principal], *, interactive: bool
+) -> RunRequest:
     """The *request*, if it can be a job here, and all *principals* may run it (jobs §3).
 
     Raises:
         Refused: JOB_REQUEST_UNSUPPORTED, then as `validated`, then FORBIDDEN.
     """
-    if names := ", ".join(_unsupported(request)):
+    if names := ", ".join(_unsupported(request, interactive=interactive)):
         raise Refused("JOB_REQUEST_UNSUPPORTED", f"A job takes no {names}.")
     valid = validated(request, catalog)
     for principal in principals:
@@ -169,19 +180,21 @@ def _allowed(request: RunRequest, catalog: Catalog, principals: Sequence[Princip
     return valid
 
 
-def _unsupported(request: RunRequest) -> Iterator[str]:
-    members = {
-        "session": request.session,
-        "applicationTools": request.application_tools,
-        "approvals": request.approvals,
-        "idempotencyKey": request.idempotency_key,
-    }
+def _unsupported(request: RunRequest, *, interactive: bool) -> Iterator[str]:
+    members: dict[str, object] = {"idempotencyKey": request.idempotency_key}
+    if not interactive:
+        members |= {
+            "session": request.session,
+            "applicationTools": request.application_tools,
+            "approvals": request.approvals,
+        }
     return (name for name, value in members.items() if value is not None)
 
 
 def _page(found: JobPage, after: int) -> Page:
     """A page as it is sent; its events are the stored bytes."""
-    numbered = [Raw(wire_feed.numbered(each.number, each.data)) for each in found.items]
+    told = wire_feed.without_session if found.job.accepted.session is not None else bytes
+    numbered = [Raw(wire_feed.numbered(each.number, told(each.data))) for each in found.items]
     following = found.items[-1].number if found.items else after
     return Page(_info(found.job), numbered, following, following < found.job.cursor)
 

@@ -5,6 +5,7 @@ The client's leaving cancels whatever is being done for it, in either mode; all 
 """
 
 import json
+import random
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from api.answers import Call, ClientGone, answer, body_of
 from api.bodies import QUICK_BODY_BYTES, parsed
 from api.grants import Principal, allows_run, holder_of, waived
 from api.parts import Parts
-from api.sse import Stream, Torn
+from api.sse import RETRY_MS, Stream, Torn
 from eventstore.store import Item
 from projections import wire_feed
 
@@ -116,9 +117,27 @@ async def _told(
     parts: Parts, call: Call, attended: Attended, stream: Stream, *, streamed: bool
 ) -> pipeline.Answered | None:
     if streamed:
-        await stream.follow(attended.items())
+        await _streamed(parts, attended, stream)
         return None
     return _result(call.admitted.headers, await _last(attended.items()), attended.run_id, parts.limits.answer_bytes_max)
+
+
+async def _streamed(parts: Parts, attended: Attended, stream: Stream) -> None:
+    """Send the run until its end; one that may be resumed only until the host closes, for it goes on elsewhere."""
+    if not attended.resumable:
+        await stream.follow(attended.items())
+        return
+    async with anyio.create_task_group() as tasks:
+
+        async def closing() -> None:
+            await parts.gate.closing.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(closing)
+        await stream.follow(attended.items())
+        tasks.cancel_scope.cancel()
+    if not stream.ended:
+        await stream.part(random.randint(*RETRY_MS))  # noqa: S311 - spreads readers, guards nothing
 
 
 async def _last(batches: AsyncIterator[Sequence[Item]]) -> Item:

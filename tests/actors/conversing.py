@@ -13,11 +13,20 @@ from msgspec.structs import replace
 from actors import codec
 from actors.errors import Refused
 from actors.events import RunAccepted, RunEvent, SessionMode, Visible
-from actors.foreground import ALL_OPERATIONS
 from actors.node import NodeSettings
-from actors.ports import AssistantMessage, Message, Model, ModelContext, ModelRequest, Tool, ToolMessage, Turn, UserMessage
+from actors.ports import (
+    AssistantMessage,
+    Message,
+    Model,
+    ModelContext,
+    ModelRequest,
+    Tool,
+    ToolMessage,
+    Turn,
+    UserMessage,
+)
 from actors.session import Limits
-from actors.sessions import Holder, Sessions, Shown, Wanted
+from actors.sessions import Holder, Sessions, Shown, Wanted, everything_of
 from eventstore.memory import Memory, MemoryStore
 from eventstore.redis_store import open_redis_store
 from eventstore.store import Store
@@ -27,6 +36,7 @@ from tests.actors.reviewing import call, tooled
 from tests.actors.support import INFO, Answering, Clock, FakeModel, asking, items_of, new_memory
 from tests.eventstore.conftest import DEPLOYMENT, emptied
 
+ALL_OPERATIONS = everything_of("ann").operations
 KEPT = Limits(retention_ms=600_000)
 """Of sessions that outlive every test, unless its clock is put forward."""
 STEADY = NodeSettings(lease_ms=20_000, routine_ms=25, permit_begin_ms=20_000, reassured_s=1, drain_s=0.05)
@@ -175,7 +185,8 @@ def holder(
 
 
 def wanted(mode: SessionMode = "history", **members: Any) -> Wanted:
-    return Wanted(**({"provider": "fake", "model": "m", "mode": mode} | members))
+    named: dict[str, Any] = {"provider": "fake", "model": "m", "mode": mode}
+    return Wanted(**(named | members))
 
 
 def visible(*contents: str) -> tuple[Visible, ...]:
@@ -237,3 +248,8 @@ def logs_of(memory: Memory, session_id: str = "") -> dict[str, list[RunEvent]]:
         if not session_id or (log[0].session is not None and log[0].session.id == session_id):
             found[actor] = log
     return found
+
+
+async def holds_nothing(memory: Memory, pools: Sequence[str]) -> bool:
+    """Whether nobody has a place in any of *pools*."""
+    return not any([(await memory.ledger.counted(pool)).held for pool in pools])

@@ -104,14 +104,15 @@ class Talk:
         self.now_ms += after_ms
         before, decision = session.standing(self.state), session.decide(self.state, command, self.now_ms)
         self._follow(decision.events)
-        after = session.standing(self.state).due
-        self.due = {reason: at for reason, at in self.due.items() if reason not in before.due} | dict(after)
+        for reason in before.due:
+            self.due.pop(reason, None)
+        self.due.update(session.standing(self.state).due)
         return decision
 
     def turn(self, **changes: Any) -> SessionTurn | Problem:
         """What a next turn finds that wishes the right thing, but for *changes*."""
-        usual: dict[str, Any] = {"provider": "fake", "model": "m", "revision": self.open.revision, "input": "hello"}
-        wish = session.Wish(**usual | {"continues": True} | changes)
+        usual = session.Wish(provider="fake", model="m", revision=self.open.revision, input="hello", continues=True)
+        wish = msgspec.structs.replace(usual, **changes)
         return session.turn(SESSION, self.open, len(self.log), wish, self.limits)
 
     def begin(self, command: run.Accept, run_id: str = RUN_ID) -> SessionTurn:
@@ -138,9 +139,10 @@ class Talk:
         assert one.log == len(self.log), "a conflict"
         assert not isinstance(self.state, session.Gone), "nothing follows the end"
         self._follow([codec.decode_session(one.event)])
-        self.due.update({reason: at for reason, at in one.due if at is not None})
-        for reason in [reason for reason, at in one.due if at is None]:
+        for reason, at in one.due:
             self.due.pop(reason, None)
+            if at is not None:
+                self.due[reason] = at
 
     def _follow(self, events: Iterable[SessionEvent]) -> None:
         self.log += events

@@ -20,6 +20,7 @@ from actors.events import (
     RunCompleted,
     RunEvent,
     RunFailed,
+    RunHandedOver,
     TicketOffered,
     ToolCalled,
     ToolCompleted,
@@ -48,7 +49,7 @@ approvals: st.SearchStrategy[Any] = st.sampled_from(
     ]
 )
 PROBLEMS = (Problem("CANCELLED", "x"), Problem("IDLE_TIMEOUT", "x", retryable=True), Problem("OTHER", "x"))
-CAUSES: Sequence[Any] = ("asked", "client", "node", "idle", "rule")
+CAUSES: Sequence[Any] = ("asked", "client", "node", "idle", "rule", "overflow")
 
 
 class Told(NamedTuple):
@@ -126,6 +127,7 @@ def _any(draw: st.DrawFn, fresh: _Fresh) -> run.Command:
         calls.Report(some),
         calls.Deliver(some, draw(st.sampled_from([None, Raw(b"1")]))),
         run.TakeOver("n2"),
+        run.HandOver("n1"),
     ]
     ends: list[run.Command] = [
         run.Fail(draw(st.sampled_from(PROBLEMS)), draw(st.sampled_from(CAUSES))),
@@ -226,7 +228,7 @@ def test_a_run_that_ends_with_a_call_under_way_says_that_it_is_uncertain(story: 
         problem = story.log[-1].problem
         if before.open is not None and before.open.uncertain:
             assert (problem.outcome, problem.retryable) == ("uncertain", False)
-            assert problem.code in {"CANCELLED", "IDLE_TIMEOUT", "TOOL_OUTCOME_UNCERTAIN"}
+            assert problem.code in {"CANCELLED", "IDLE_TIMEOUT", "TOOL_OUTCOME_UNCERTAIN", "JOB_INTERRUPTED"}
 
 
 @quick
@@ -275,6 +277,21 @@ def test_only_a_run_that_waits_and_is_due_for_nothing_else_has_no_owner(story: T
     for state in story.states:
         if run.standing(state).parked:
             assert isinstance(run.next_effect(state), calls.Wait)
+
+
+@quick
+@given(stories())
+def test_a_call_under_way_is_never_let_go_of_and_one_that_waits_may_be(story: Told) -> None:
+    before: run.State = run.New()
+    for event in story.log:
+        if isinstance(event, RunHandedOver):
+            assert isinstance(before, run.Live)
+            assert before.accepted.origin != "foreground"
+            assert not isinstance(run.next_effect(before), run.CallModel | calls.RunTool)
+        before = run.evolve(before, event)
+    for state in story.states:
+        if run.standing(state).released:
+            assert "work" in run.standing(state).due
 
 
 def _begins(event: RunEvent) -> bool:

@@ -399,6 +399,9 @@ def test_a_takeover_ends_what_is_attached_and_what_is_uncertain_and_lets_all_els
         return
     assert isinstance(events[-1], RunFailed)
     assert events[-1].cause == "node"
+    if origin == "job":
+        assert events[-1].problem == run.INTERRUPTED
+        return
     uncertain = stage in {"started", "repeatable", "offered"}
     assert events[-1].problem.code == ("TOOL_OUTCOME_UNCERTAIN" if uncertain else "OPERATION_UNCERTAIN")
     assert (tags(events)[0] == "review.settled") == (stage == "reviewed")

@@ -2,28 +2,60 @@
 
 A log is `<name>.jsonl`, one event a line as it is stored; beside it what clients were shown of it,
 as a feed (text as the turn tells it) and as the replay of a key.
-In `logs/companions/` are logs of approvals and tickets, of which nothing is shown.
+In `logs/companions/` are logs of approvals, tickets and sessions, of which nothing is shown;
+`session-<name>.jsonl` is of the session of whose turns `<name>.jsonl` is one.
+In `logs/keys/` is what answers for a key without being a run: reservations, and what is left of erased runs.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from msgspec import Struct
 
-from actors import kinds, run
-from actors.codec import decode_approval, decode_run, decode_ticket, encode
-from actors.events import ApprovalEvent, RunEvent, TicketEvent
+from actors import kinds, run, session
+from actors.budgets import Budget
+from actors.codec import decode_approval, decode_run, decode_session, decode_ticket, encode
+from actors.events import (
+    ApprovalEvent,
+    KeyBurned,
+    KeyReserved,
+    RunErased,
+    RunEvent,
+    SessionEvent,
+    SessionTurn,
+    Stored,
+    TicketEvent,
+    ToolFact,
+    Visible,
+)
 from projections import wire_feed
-from tests.actors.runs import RUN_ID, folded, framed, items_of_log
+from tests.actors.runs import RUN_ID, SESSION, beside, folded, framed, items_of_log
 from tests.host_rules import host_rules
 
 LOGS = Path(__file__).parent / "logs"
 NAMES = sorted(path.stem for path in LOGS.glob("*.jsonl") if "." not in path.stem)
 COMPANIONS = sorted(path.stem for path in (LOGS / "companions").glob("*.jsonl"))
-EVENTS: tuple[type[Struct], ...] = get_args(RunEvent)
-COMPANION_EVENTS: tuple[type[Struct], ...] = get_args(ApprovalEvent) + get_args(TicketEvent)
+SESSIONS = [name for name in COMPANIONS if name.startswith("session-")]
+KEYS = sorted(path.stem for path in (LOGS / "keys").glob("*.jsonl"))
+OF_KEYS = (KeyReserved, KeyBurned, RunErased)
+EVENTS: tuple[type[Struct], ...] = tuple(event for event in get_args(RunEvent) if event not in OF_KEYS)
+COMPANION_EVENTS: tuple[type[Struct], ...] = get_args(ApprovalEvent) + get_args(TicketEvent) + get_args(SessionEvent)
+PARTS: Mapping[type[Struct], str] = {
+    SessionTurn: "session",
+    Budget: "budgets",
+    ToolFact: "tools",
+    Visible: "said",
+    Stored: "stored",
+}
+"""What events hold, by the members that hold it."""
+DECODERS: Mapping[str, Callable[[bytes], Any]] = {
+    "approval": decode_approval,
+    "ticket": decode_ticket,
+    "session": decode_session,
+}
 
 
 def lines(name: str) -> list[bytes]:
@@ -66,22 +98,77 @@ def test_what_is_written_today_is_what_was_written(name: str) -> None:
     assert [encode(decode_run(line)) for line in lines(name)] == lines(name)
 
 
+def written(event: type[Struct], folder: str = "") -> set[str]:
+    """The fields of *event* that stand in old logs."""
+    tag, names = str(event.__struct_config__.tag), {"": NAMES, "companions/": COMPANIONS, "keys/": KEYS}[folder]
+    events = [msgspec.json.decode(line) for name in names for line in lines(f"{folder}{name}")]
+    return {field for one in events if one["type"] == tag for field in one}
+
+
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 def test_every_event_with_each_of_its_fields_is_in_some_old_log(event: type[Struct]) -> None:
-    tag = str(event.__struct_config__.tag)
-    written = [msgspec.json.decode(line) for name in NAMES for line in lines(name)]
-    seen = {field for one in written if one["type"] == tag for field in one}
-    assert set(event.__struct_encode_fields__) <= seen, f"add a log to {LOGS.name}/ that has the new shape of {tag}"
+    missing = set(event.__struct_encode_fields__) - written(event)
+    assert not missing, f"add a log to {LOGS.name}/ that has the new shape of {event.__struct_config__.tag}"
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+def test_every_part_of_an_event_with_each_of_its_fields_is_in_some_old_log(part: type[Struct]) -> None:
+    names = [*NAMES, *(f"companions/{name}" for name in COMPANIONS)]
+    held = [msgspec.json.decode(line).get(PARTS[part], []) for name in names for line in lines(name)]
+    fields = {field for one in held for each in (one if isinstance(one, list) else [one]) for field in each}
+    assert set(part.__struct_encode_fields__) <= fields
 
 
 @pytest.mark.parametrize("name", COMPANIONS)
-def test_the_log_of_an_old_approval_or_ticket_is_written_today_as_it_was(name: str) -> None:
-    decode = decode_ticket if name.startswith("ticket") else decode_approval
+def test_the_log_of_an_old_approval_ticket_or_session_is_written_today_as_it_was(name: str) -> None:
+    decode = DECODERS[name.partition("-")[0]]
     assert [encode(decode(line)) for line in lines(f"companions/{name}")] == lines(f"companions/{name}")
 
 
 @pytest.mark.parametrize("event", COMPANION_EVENTS, ids=lambda event: event.__name__)
-def test_every_event_of_approvals_and_tickets_is_in_some_old_log(event: type[Struct]) -> None:
-    tag = str(event.__struct_config__.tag)
-    written = [msgspec.json.decode(line) for name in COMPANIONS for line in lines(f"companions/{name}")]
-    assert set(event.__struct_encode_fields__) <= {field for one in written if one["type"] == tag for field in one}
+def test_every_event_of_approvals_tickets_and_sessions_is_in_some_old_log(event: type[Struct]) -> None:
+    assert set(event.__struct_encode_fields__) <= written(event, "companions/")
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_an_old_session_can_be_worked_on_from_any_of_its_versions(name: str) -> None:
+    state: session.State = session.New()
+    for line in lines(f"companions/{name}"):
+        assert not isinstance(state, session.Gone)
+        state = session.evolve(state, decode_session(line))
+        assert not isinstance(state, session.New)
+        assert kinds.SESSION.thaw(kinds.SESSION.freeze(state)) == state
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if f"session-{name}" in SESSIONS])
+def test_an_old_turn_finds_and_writes_in_its_session_what_it_did(name: str) -> None:
+    log, of_session = [decode_run(line) for line in lines(name)], lines(f"companions/session-{name}")
+    for one in beside(RUN_ID, run.New(), log):
+        assert (one.actor, one.event) == (SESSION, of_session[one.log])
+    turn = getattr(log[0], "session", None)
+    state: session.State = session.New()
+    for line in of_session[: turn.version - 1 if turn else 0]:
+        state = session.evolve(state, decode_session(line))
+    assert isinstance(turn, SessionTurn)
+    assert isinstance(state, session.Open)
+    assert session.Size(turn.visible, turn.messages, turn.record_bytes) == state.size
+    assert turn.revision == state.revision
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_what_answers_for_an_old_key_is_written_today_as_it_was_and_answers_still(name: str) -> None:
+    log = [decode_run(line) for line in lines(f"keys/{name}")]
+    assert [encode(event) for event in log] == lines(f"keys/{name}")
+    state = folded(log)
+    assert isinstance(state, run.Reserved | run.Buried)
+    assert kinds.RUN.thaw(kinds.RUN.freeze(state)) == state
+    assert (run.next_effect(state), items_of_log(log)) == (None, [])
+    again = run.decide(state, run.ReserveKey("ann", "a" * 64, RUN_ID), 0)
+    other = run.decide(state, run.ReserveKey("ann", "b" * 64, RUN_ID), 0)
+    assert not again.events
+    assert again.answer != other.answer
+
+
+@pytest.mark.parametrize("event", OF_KEYS, ids=lambda event: event.__name__)
+def test_every_event_of_keys_is_in_some_old_log(event: type[Struct]) -> None:
+    assert set(event.__struct_encode_fields__) <= written(event, "keys/")

@@ -6,7 +6,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.ids import derived, run_of_key
+from actors.ids import derived, job_of_key, run_of_key, sibling
 
 KEY = bytes(range(32))
 
@@ -34,3 +34,15 @@ def test_parts_do_not_run_into_each_other() -> None:
 
 def test_another_deployment_gives_another_id() -> None:
     assert run_of_key(KEY, "ann", "k1") != run_of_key(KEY[::-1], "ann", "k1")
+
+
+def test_a_job_and_a_run_of_one_key_are_two() -> None:
+    assert job_of_key(KEY, "ann", "k1") == "7bc171ed-9e9f-8a09-91b3-29bc335d5327"
+    assert job_of_key(KEY, "ann", "k1") != run_of_key(KEY, "ann", "k1")
+
+
+def test_a_sibling_lies_in_the_partition_of_its_run_and_is_otherwise_fresh() -> None:
+    run_id, fresh_id = run_of_key(KEY, "ann", "k1"), str(uuid.uuid4())
+    made = sibling(run_id, fresh_id)
+    assert (made[:8], made[8:]) == (run_id[:8], fresh_id[8:])
+    assert str(uuid.UUID(made)) == made

@@ -13,14 +13,27 @@ from actors.dispatch import BLOCK_BYTES
 from actors.errors import Problem
 from actors.events import RunAccepted
 from actors.jobs import Job
+from actors.ports import ModelContext, ModelRequest, Turn
 from eventstore.endpoint import Endpoint
 from eventstore.ledger import MemoryLedger, RedisLedger, ledger_keys
 from eventstore.memory import Memory, MemoryStore
 from eventstore.redis_store import open_redis_store
 from eventstore.store import Caps, Claim, Deployment
-from tests.actors.reviewing import CountingTool
-from tests.actors.support import Clock, FakeModel, asking, ended, items_of, new_memory, saying, types, until, until_so
-from tests.actors.working import LIMITS, Desk, Held, code_of, on_account, once, working
+from tests.actors.reviewing import CountingTool, call
+from tests.actors.support import (
+    DEADLINE_S,
+    Clock,
+    FakeModel,
+    asking,
+    ended,
+    items_of,
+    new_memory,
+    saying,
+    types,
+    until,
+    until_so,
+)
+from tests.actors.working import BRISK, LIMITS, Desk, Gated, Held, code_of, on_account, once, used, working
 from tests.eventstore.conftest import emptied, valkey
 
 pytestmark = pytest.mark.anyio
@@ -310,6 +323,27 @@ async def test_a_ledger_whose_keys_were_deleted_heals_on_a_server_too(valkey: En
         assert sorted(held.begun) == ["first", "k0", "k1", "k2"]
 
 
+async def test_a_running_job_that_grows_tells_a_lost_ledger_of_its_place_and_its_room() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    tool, held = Gated(20_000, shut=True), Held()
+
+    async def answer(request: ModelRequest, context: ModelContext) -> Turn:
+        return await held._answer(request, context) if used(request) else Turn(tool_calls=(call("host"),))
+
+    async with working(on_account(FakeModel(answer)), MemoryStore(memory, "n1"), tool) as desk:
+        job = await desk.submit("k", tools=["host"])
+        await until(lambda: len(tool.seen) == 1)
+        memory.ledger = MemoryLedger(memory.clock)
+        tool.gate.set()
+        await until(lambda: held.inside == ["k"])
+        clock.ahead_ms += 2 * BRISK.permit_begin_ms
+        assert (await desk.host.store.take(Claim("jobs", "x", "n1", "bob"), Caps(total=1), 1)).taken == "busy"
+        assert (await desk.counted("job-bytes")).weight == 2 * BLOCK_BYTES
+        held.let_go("k")
+        assert (await desk.ended(job)).state == "completed"
+
+
 @pytest.mark.usefixtures("hasty")
 async def test_a_job_that_was_stored_but_never_lined_up_is_found() -> None:
     memory, model = new_memory(), on_account(saying("hi"))
@@ -346,7 +380,7 @@ async def test_controls_answer_while_every_slot_is_taken() -> None:
     async with two(held.model, new_memory(), Caps(total=2)) as (one, other):
         jobs = [await one.submit(f"k{number}", f"s{number % 5}") for number in range(40)]
         await until(lambda: len(held.inside) == 2)
-        with anyio.fail_after(2):
+        with anyio.fail_after(DEADLINE_S):
             for job in jobs[2:]:
                 subject = job.accepted.subject
                 assert (await other.read(job, subject)).state in {"queued", "running"}

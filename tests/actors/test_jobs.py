@@ -1,6 +1,6 @@
 """Jobs at one node and at several: handed in, found again, cancelled, paged through, refused and forgotten."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from actors.dispatch import BLOCK_BYTES
 from actors.errors import Refused
 from actors.events import RunAccepted
 from actors.jobs import PAGE_BYTES_MAX, Job, Submitter
-from actors.ports import ModelContext, ModelRequest, ToolContext, Turn
+from actors.model_call import DELTA_GAP_S
+from actors.ports import ModelContext, ModelRequest, Turn
 from eventstore.endpoint import Endpoint
 from eventstore.fake_link import fake_server
 from eventstore.fake_store import open_fake_store
@@ -26,7 +27,20 @@ from eventstore.redis_store import open_redis_store
 from eventstore.store import Deployment
 from tests.actors.reviewing import CountingTool, call
 from tests.actors.support import Clock, FakeModel, asking, new_memory, saying, stalling, until, until_so
-from tests.actors.working import BRISK, LIMITS, Desk, Held, anything, code_of, on_account, once, used, working
+from tests.actors.working import (
+    BRISK,
+    LIMITS,
+    Desk,
+    Gated,
+    Held,
+    anything,
+    code_of,
+    on_account,
+    once,
+    used,
+    uses_its_tool,
+    working,
+)
 from tests.eventstore.conftest import emptied, valkey
 
 pytestmark = pytest.mark.anyio
@@ -112,7 +126,7 @@ async def test_a_key_stands_for_one_request_of_one_subject() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "fake", "valkey"])
 async def test_however_many_hand_in_one_key_at_once_there_is_one_job(kind: str, request: pytest.FixtureRequest) -> None:
-    many = {"memory": 60, "fake": 30, "valkey": 300}[kind]
+    many = {"memory": 60, "fake": 12, "valkey": 300}[kind]
     model = on_account(saying("hi"))
     async with AsyncExitStack() as stack:
         opening, counted = await house(kind, request)
@@ -224,6 +238,45 @@ async def test_a_job_too_large_to_be_kept_leaves_nothing_behind() -> None:
         assert (await desk.counted("job-bytes")).weight == small.max_bytes
 
 
+async def test_a_job_that_is_stored_too_late_for_its_place_has_to_find_another() -> None:
+    clock = Clock()
+    memory, model = new_memory(clock), on_account(stalling())
+    store: Any = Late(alone(memory))
+    few = replace(LIMITS, max_jobs=1)
+    codes: list[str] = []
+    taken: list[str] = []
+    async with working(model, store, jobs=few) as one, working(model, alone(memory, "n2"), jobs=few) as two:
+
+        async def submit() -> None:
+            codes.append(await code_of(one.submit("late")))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(submit)
+            await until(store.waits.is_set)
+            clock.ahead_ms += 2 * BRISK.permit_begin_ms
+            taken.append((await two.submit("k")).id)
+            store.goes_on.set()
+        assert codes == ["JOB_STORE_FULL"]
+        assert [actor for actor, kept in memory.actors.items() if kept.log] == taken
+
+
+class Late:
+    """A store whose first append takes long."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.waits = anyio.Event()
+        self.goes_on = anyio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def append(self, append: Any) -> Any:
+        self.waits.set()
+        await self.goes_on.wait()
+        return await self._store.append(append)
+
+
 async def test_one_that_may_not_see_a_job_learns_no_more_than_that() -> None:
     async with working(on_account(saying("hi")), alone()) as desk:
         job = await desk.submit("k")
@@ -254,24 +307,6 @@ async def test_a_run_of_another_origin_is_no_job() -> None:
 # Grown too large.
 
 
-class Giving(CountingTool):
-    """A tool with a large output."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.output_bytes_max = 1_000_000
-        self._size = size
-
-    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> object:
-        await super().call(arguments, context)
-        return "x" * self._size
-
-
-async def _uses_its_tool(request: ModelRequest, context: ModelContext) -> Turn:
-    context.emit_text("t")
-    return Turn(text="t") if used(request) else Turn(text="t", tool_calls=(call("host"),))
-
-
 @pytest.mark.parametrize(
     ("limits", "size"),
     [({"max_job_bytes": 16_384}, 14_000), ({"max_job_bytes": 4_000_000, "max_bytes": 65_536}, 90_000)],
@@ -280,7 +315,7 @@ async def _uses_its_tool(request: ModelRequest, context: ModelContext) -> Turn:
 async def test_a_tool_whose_output_finds_no_room_has_run_once_and_its_job_is_interrupted(
     limits: dict[str, int], size: int
 ) -> None:
-    tool, model = Giving(size), on_account(FakeModel(_uses_its_tool))
+    tool, model = Gated(size), on_account(FakeModel(uses_its_tool))
     async with working(model, alone(), tool, jobs=replace(LIMITS, **limits)) as desk:
         job = await desk.ended(await desk.submit("k", tools=["host"]))
         assert job.state == "interrupted"
@@ -305,10 +340,49 @@ async def test_text_that_finds_no_room_interrupts_its_job() -> None:
         once(await desk.types(job))
 
 
+def speaking(piece: str, times: int) -> FakeModel:
+    """A model that says *piece* many times, each for itself, and then ends."""
+
+    async def talks(_: ModelRequest, context: ModelContext) -> Turn:
+        for _time in range(times):
+            context.emit_text(piece)
+            await _passed(1.5 * DELTA_GAP_S)
+        return Turn(text=piece * times)
+
+    return on_account(FakeModel(talks))
+
+
+async def _passed(seconds: float) -> None:
+    """Wait while the store has that much time."""
+    began = anyio.current_time()
+    await until(lambda: anyio.current_time() > began + seconds)
+
+
+async def test_an_answer_that_finds_no_room_beside_its_text_interrupts_its_job() -> None:
+    small = replace(LIMITS, max_job_bytes=16_384)
+    async with working(speaking("x" * 1_000, 8), alone(), jobs=small) as desk:
+        queued = await desk.submit("k")
+        await _over(desk)  # whoever looks at the job meanwhile brings the size up to date
+        job = await desk.read(queued)
+        assert job.state == "interrupted"
+        assert job.heads.feed_bytes <= small.max_job_bytes
+
+
+async def test_text_that_finds_no_room_among_all_jobs_interrupts_its_job() -> None:
+    tight = replace(LIMITS, max_job_bytes=4_000_000, max_bytes=65_536)
+    async with working(speaking("x" * 10_000, 10), alone(), jobs=tight) as desk:
+        assert (await desk.ended(await desk.submit("k"))).state == "interrupted"
+
+
+async def _over(desk: Desk) -> None:
+    await until(lambda: bool(desk.host.node.executing))
+    await until(lambda: not desk.host.node.executing)
+
+
 async def test_what_a_job_has_grown_to_is_taken_from_the_room_of_all() -> None:
     limits = replace(LIMITS, max_bytes=131_072)
     held = Held()
-    tool = Giving(60_000)
+    tool = Gated(60_000)
 
     async def answer(request: ModelRequest, context: ModelContext) -> Turn:
         if request.tools and not used(request):
@@ -356,8 +430,11 @@ async def test_a_page_ends_where_its_limit_or_its_bytes_are_met_but_is_never_emp
         assert (page["events"], page["nextCursor"], page["hasMore"]) == ([], job.cursor, False)
 
 
-async def test_a_page_of_a_job_that_writes_is_one_moment_of_it_wherever_it_is_read() -> None:
-    memory = new_memory()
+@pytest.mark.parametrize("kind", ["memory", "valkey"])
+async def test_a_page_of_a_job_that_writes_is_one_moment_of_it_wherever_it_is_read(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    opening, _ = await house(kind, request)
     stop = anyio.Event()
 
     async def talks(request: ModelRequest, context: ModelContext) -> Turn:
@@ -375,15 +452,17 @@ async def test_a_page_of_a_job_that_writes_is_one_moment_of_it_wherever_it_is_re
             state = page["job"]["state"]
             states.append(state)
             after = page["nextCursor"] if page["hasMore"] else 0
-            if len(states) > 300:
+            if len(states) > 120:
                 stop.set()
             await anyio.lowlevel.checkpoint()
 
     states: list[str] = []
     model = on_account(FakeModel(talks))
     async with (
-        working(model, alone(memory), CountingTool()) as one,
-        working(model, alone(memory, "n2"), CountingTool()) as two,
+        opening("n1") as first,
+        opening("n2") as second,
+        working(model, first, CountingTool()) as one,
+        working(model, second, CountingTool()) as two,
     ):
         job = await one.submit("k", tools=["host"])
         async with anyio.create_task_group() as tasks:
@@ -462,16 +541,8 @@ async def test_a_running_job_is_cancelled_from_any_node_and_its_model_hears_of_i
 
 
 async def test_a_job_cancelled_in_its_tool_is_uncertain_of_it() -> None:
-    memory = new_memory()
-
-    class Stalling(CountingTool):
-        async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> object:
-            await super().call(arguments, context)
-            await anyio.sleep_forever()
-            return None
-
-    tool, model = Stalling(), on_account(FakeModel(_uses_its_tool))
-    async with working(model, alone(memory), tool) as desk:
+    tool, model = Gated(shut=True), on_account(FakeModel(uses_its_tool))
+    async with working(model, alone(), tool) as desk:
         job = await desk.submit("k", tools=["host"])
         await until(lambda: len(tool.seen) == 1)
         assert (await desk.cancel(job)).state == "cancelled"

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
+from actors import calls, run
 from actors.errors import Problem
-from actors.events import RunAccepted, TurnCompleted
-from actors.ports import AssistantMessage, Retry, ToolCall, UserMessage
-from actors.prompt import Final, final, model_request
-from tests.actors.runs import ARTIFACT, request
+from actors.events import RunAccepted, SessionMode, TurnCompleted, Visible
+from actors.ports import AssistantMessage, ModelRequest, Retry, ToolCall, ToolMessage, Turn, UserMessage
+from actors.prompt import Final, final, in_session, model_request
+from tests.actors.reviewing import HOST, accepted
+from tests.actors.runs import ARTIFACT, RUN_ID, SESSION, Talk, request
 
 NOTES = {
     "type": "text",
@@ -89,3 +91,86 @@ def test_an_artifact_holds_the_answer_and_the_sources_it_was_made_from() -> None
     assert (made["id"], made["name"], made["mediaType"]) == (ARTIFACT, "out.json", "application/json")
     assert (source["id"], source["bytes"]) == ("notes", len("Sources say so."))
     assert made["sourceIds"] == ["notes"]
+
+
+# In a session.
+
+BEFORE = (Visible("user", "a"), Visible("assistant", "b"))
+TOLD = (UserMessage("a"), AssistantMessage("b"))
+LOOKED_UP = ToolCall("c1", "host", Raw(b'{"n":1}'))
+NATIVE = Raw(b'{"state":1.0}')
+
+
+def turn_of(talk: Talk, run_id: str, said: str, **members: Any) -> ModelRequest:
+    """What the model is asked first in the next turn of *talk*."""
+    option = {"id": SESSION, "revision": talk.open.revision}
+    talk.begin(accepted(HOST, approvals=None, session=option, input=said, **members), run_id)
+    talk.tell_run(run.EnterStep(1), run_id)
+    return told(talk, run_id)
+
+
+def told(talk: Talk, run_id: str) -> ModelRequest:
+    """What the model is asked now in the running turn of *talk*."""
+    state, effect = talk.runs[run_id], run.next_effect(talk.runs[run_id])
+    assert isinstance(state, run.Live)
+    assert isinstance(effect, run.CallModel)
+    return in_session(effect.request, state.request, talk.open)
+
+
+def used_a_tool(talk: Talk) -> ModelRequest:
+    """What the model is asked in the second step of a first turn, which completes after it."""
+    turn_of(talk, RUN_ID, "look")
+    first = Turn(text="Let me look.", tool_calls=(LOOKED_UP,), native=NATIVE)
+    talk.tell_run(run.Answer(1, first, streamed=False, artifact_id=ARTIFACT))
+    talk.tell_run(calls.BeginTool())
+    talk.tell_run(calls.Return("c1", Raw(b'{"found":1.0}')))
+    talk.tell_run(run.EnterStep(2))
+    second = told(talk, RUN_ID)
+    done = Turn(text="It is 1.", native=NATIVE)
+    talk.tell_run(run.Answer(2, done, streamed=False, artifact_id=ARTIFACT))
+    return second
+
+
+FIRST_TURN = (
+    UserMessage("look"),
+    AssistantMessage("Let me look.", (LOOKED_UP,), NATIVE),
+    ToolMessage("c1", "host", '{"found":1.0}'),
+)
+
+
+@pytest.mark.parametrize("mode", ["history", "native"])
+def test_a_turn_is_told_what_its_session_began_with_and_then_all_of_itself(mode: SessionMode) -> None:
+    assert used_a_tool(Talk(mode, history=BEFORE)).messages == TOLD + FIRST_TURN
+
+
+def test_the_next_turn_of_a_session_of_history_is_told_what_can_be_seen() -> None:
+    talk = Talk("history", history=BEFORE)
+    used_a_tool(talk)
+    messages = turn_of(talk, "next", "more").messages
+    assert messages == (*TOLD, UserMessage("look"), AssistantMessage("It is 1."), UserMessage("more"))
+
+
+def test_the_next_turn_of_a_native_session_is_told_every_message_with_its_adapters_state() -> None:
+    talk = Talk("native", history=BEFORE)
+    used_a_tool(talk)
+    messages = turn_of(talk, "next", "more").messages
+    assert messages == (*TOLD, *FIRST_TURN, AssistantMessage("It is 1.", (), NATIVE), UserMessage("more"))
+    assert [one.content for one in talk.open.history] == ["a", "b", "look", "It is 1."]
+
+
+@pytest.mark.parametrize("instructions", [None, "", "Be brief."])
+def test_the_instructions_of_a_session_stand_for_those_of_the_run_and_a_schema_is_demanded_all_the_same(
+    instructions: str | None,
+) -> None:
+    plain = turn_of(Talk(instructions=instructions), RUN_ID, "look")
+    assert plain.instructions == asked(instructions=instructions).instructions
+    schema = {"type": "object", "required": ["n"]}
+    demanding = turn_of(Talk(instructions=instructions), RUN_ID, "look", outputSchema=schema)
+    assert demanding.instructions is not None
+    assert demanding.instructions.startswith(instructions or "")
+    assert '"required":["n"]' in demanding.instructions
+
+
+def test_all_else_that_a_model_is_asked_is_the_runs() -> None:
+    made = turn_of(Talk(), RUN_ID, "look")
+    assert (made.model, made.max_output_tokens, [tool.name for tool in made.tools]) == ("m", 100, ["host"])

@@ -8,9 +8,12 @@ import pytest
 from msgspec import UNSET, Raw
 
 from actors import run
-from actors.decider import Receipt, Refusal
+from actors.budgets import Budget
+from actors.decider import Receipt, Refusal, Standing
 from actors.errors import Problem
 from actors.events import (
+    KeyBurned,
+    KeyReserved,
     RunAccepted,
     RunCancelled,
     RunClaimed,
@@ -23,7 +26,7 @@ from actors.events import (
     Usage,
 )
 from actors.ports import AssistantMessage, ToolCall, Turn, UserMessage
-from tests.actors.runs import ARTIFACT, NOW, accept, folded
+from tests.actors.runs import ARTIFACT, NOW, RUN_ID, accept, folded
 
 
 def given(*events: RunEvent) -> run.State:
@@ -248,3 +251,137 @@ def test_an_overflow_ends_the_run_as_uncertain() -> None:
         "uncertain",
         "overflow",
     )
+
+
+# Keys of turns.
+
+
+def refused(state: run.State, command: run.Command) -> str:
+    """The code that the sender of *command* is refused with, for which nothing is written."""
+    decision = run.decide(state, command, NOW)
+    assert isinstance(decision.answer, Refusal)
+    assert not decision.events
+    return decision.answer.problem.code
+
+
+def reserved(*events: RunEvent) -> run.State:
+    return given(KeyReserved(NOW, "ann", "aa", RUN_ID), *events)
+
+
+def test_a_key_is_reserved_once_for_the_run_that_it_stands_for() -> None:
+    reserve = run.ReserveKey("ann", "aa", RUN_ID)
+    decision = run.decide(run.New(), reserve, NOW)
+    state = given(*decision.events)
+    assert decision == ([KeyReserved(NOW, "ann", "aa", RUN_ID)], Receipt("new"))
+    assert state == run.Reserved("ann", "aa", RUN_ID)
+    assert run.decide(state, run.ReserveKey("ann", "aa", "another"), NOW) == ([], Receipt("met"))
+    assert refused(state, run.ReserveKey("ann", "bb", RUN_ID)) == "IDEMPOTENCY_CONFLICT"
+
+
+def test_a_key_of_a_turn_and_one_of_a_run_meet_each_other() -> None:
+    assert run.decide(reserved(), accept(fingerprint="aa"), NOW) == ([], Receipt("met"))
+    assert refused(reserved(), accept(fingerprint="bb")) == "IDEMPOTENCY_CONFLICT"
+    assert run.decide(calling(fingerprint="aa"), run.ReserveKey("ann", "aa", RUN_ID), NOW) == ([], Receipt("met"))
+
+
+def test_a_key_whose_turn_was_refused_is_burned_once_and_for_ever() -> None:
+    assert run.decide(reserved(), run.BurnKey(), NOW) == ([KeyBurned(NOW)], Receipt())
+    burned = reserved(KeyBurned(NOW))
+    assert burned == run.Reserved("ann", "aa", RUN_ID, burned=True)
+    assert run.decide(burned, run.BurnKey(), NOW) == ([], Receipt("already"))
+    assert run.decide(burned, run.ReserveKey("ann", "aa", RUN_ID), NOW) == ([], Receipt("met"))
+    assert refused(burned, run.ReserveKey("ann", "bb", RUN_ID)) == "IDEMPOTENCY_CONFLICT"
+
+
+def test_only_a_reserved_key_can_be_burned() -> None:
+    over = given(accepted(), RunCancelled(NOW, Problem("CANCELLED", "x")))
+    for state in (run.New(), calling(), over):
+        assert run.decide(state, run.BurnKey(), NOW) == ([], Receipt("already"))
+        assert run.evolve(state, KeyBurned(NOW)) == state
+
+
+@pytest.mark.parametrize("command", [run.Start(), run.EnterStep(1), run.Cancel(Problem("CANCELLED", "x"))])
+def test_a_key_is_no_run(command: run.Command) -> None:
+    assert run.decide(reserved(), command, NOW) == ([], Receipt("already"))
+    assert run.next_effect(reserved()) is None
+    assert run.standing(reserved()) == Standing()
+    assert run.evolve(reserved(), RunStarted(NOW)) == reserved()
+
+
+# Budgets.
+
+TOKENS, COST = Budget(max_tokens=100), Budget(max_cost_usd=0.5)
+
+
+def consumed(*used: dict[str, Any] | None, limits: Sequence[Budget] = (TOKENS,)) -> run.State:
+    """A run that entered its next step after steps that reported *used*."""
+    event = msgspec.structs.replace(accepted(), budgets=tuple(limits))
+    log: list[RunEvent] = [event, RunStarted(NOW)]
+    for step, one in enumerate(used, 1):
+        usage = None if one is None else msgspec.convert(one, Usage)
+        log += [StepStarted(NOW, step), TurnCompleted(NOW, step, "so", usage=usage)]
+    return given(*log, StepStarted(NOW, len(used) + 1))
+
+
+def between(*used: dict[str, Any] | None, limits: Sequence[Budget] = (TOKENS,)) -> run.State:
+    """A run that stands before its next step after steps that reported *used*."""
+    state = consumed(*used, limits=limits)
+    assert isinstance(state, run.Live)
+    return msgspec.structs.replace(state, step=state.step - 1)
+
+
+def spent(tokens: int) -> dict[str, Any]:
+    return {"inputTokens": tokens - 1, "outputTokens": 1}
+
+
+def test_nothing_is_judged_before_the_first_step() -> None:
+    tight = Budget(max_tokens=1, max_cost_usd=0.1)
+    assert last(between(limits=(tight,)), run.EnterStep(1)) == StepStarted(NOW, 1)
+
+
+@pytest.mark.parametrize(("used", "code"), [(99, None), (100, "RESOURCE_LIMIT"), (101, "RESOURCE_LIMIT")])
+def test_a_run_that_used_its_budget_up_begins_no_further_step(used: int, code: str | None) -> None:
+    (event,) = run.decide(between(spent(used)), run.EnterStep(2), NOW).events
+    assert event == StepStarted(NOW, 2) if code is None else event.problem.code == code
+
+
+def test_a_step_that_did_not_report_ends_the_run_before_the_next_unless_that_is_allowed() -> None:
+    assert problem(between(None), run.EnterStep(2)).code == "RESOURCE_USAGE_UNKNOWN"
+    lenient = Budget(max_tokens=100, unknown_usage="allow")
+    assert last(between(None, limits=(lenient,)), run.EnterStep(2)) == StepStarted(NOW, 2)
+
+
+def test_a_final_answer_exactly_at_the_cap_completes_and_one_above_fails_with_its_turn_remembered() -> None:
+    at_cap = answer(Turn(text="hi", usage=spent(40)), step=2)
+    assert isinstance(last(consumed(spent(60)), at_cap), RunCompleted)
+    decision = run.decide(consumed(spent(61)), at_cap, NOW)
+    assert kinds(decision.events) == ["turn.completed", "run.failed"]
+    assert problem(consumed(spent(61)), at_cap).code == "RESOURCE_LIMIT"
+
+
+def test_the_calls_of_a_turn_that_reaches_the_cap_do_not_run() -> None:
+    asking = answer(Turn(tool_calls=(call(),), usage=spent(40)), step=2)
+    assert kinds(run.decide(consumed(spent(60)), asking, NOW).events) == ["turn.completed", "run.failed"]
+    assert problem(consumed(spent(60)), asking).code == "RESOURCE_LIMIT"
+
+
+def test_all_budgets_bind_together() -> None:
+    state = consumed({"inputTokens": 1, "outputTokens": 1, "costUsd": 0.4}, limits=(TOKENS, COST))
+    dear = answer(Turn(text="hi", usage={"inputTokens": 1, "outputTokens": 1, "costUsd": 0.2}), step=2)
+    assert problem(state, dear).code == "RESOURCE_LIMIT"
+    silent = answer(Turn(text="hi", usage={"inputTokens": 1, "outputTokens": 1}), step=2)
+    assert problem(state, silent).code == "RESOURCE_USAGE_UNKNOWN"
+
+
+@pytest.mark.parametrize(("used", "most"), [((), 100), ((spent(30),), 70), ((spent(60), spent(39)), 1)])
+def test_what_is_left_of_a_budget_caps_what_the_model_may_put_out(used: tuple[dict[str, Any], ...], most: int) -> None:
+    effect = run.next_effect(consumed(*used))
+    assert isinstance(effect, run.CallModel)
+    assert effect.request.max_output_tokens == most
+
+
+def test_a_budget_never_raises_what_the_model_may_put_out() -> None:
+    for limits in ((), (COST,), (Budget(max_tokens=10**6),)):
+        effect = run.next_effect(consumed(limits=limits))
+        assert isinstance(effect, run.CallModel)
+        assert effect.request.max_output_tokens == 100

@@ -107,7 +107,6 @@ def test_a_queued_job_is_looked_for_should_the_line_have_forgotten_it() -> None:
 def test_taking_over_a_queued_job_does_nothing_because_nobody_worked_on_it() -> None:
     story = submitted()
     assert story.tell(run.TakeOver("n2")) == ([], Receipt("queued"))
-    assert story.tell(run.HandOver("n1")) == ([], Receipt("already"))
     assert tags(story.log) == ["run.accepted"]
 
 
@@ -318,7 +317,7 @@ def test_an_epitaph_says_whose_a_key_was_and_what_it_was_used_for() -> None:
     state = ended_job()
     epitaph = codec.decode_run(run.epitaph(state, NOW + 9))
     assert epitaph == RunErased(NOW + 9, "ann", "job", "aa")
-    assert folded([epitaph]) == run.Buried(epitaph)
+    assert folded([epitaph]) == run.Buried(RunErased(NOW + 9, "ann", "job", "aa"))
     assert run.epitaph(ended_job(fingerprint=""), NOW) == b""
     assert run.epitaph(taken_up().state, NOW) == b""
 

@@ -10,10 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from actors import codec, kinds, run
+from actors.budgets import Budget
+from actors.decider import Receipt
 from actors.errors import Problem
-from actors.events import RunCancelled, RunCompleted, RunEvent, RunFailed
+from actors.events import (
+    KeyBurned,
+    KeyReserved,
+    RunAccepted,
+    RunCancelled,
+    RunClaimed,
+    RunCompleted,
+    RunErased,
+    RunEvent,
+    RunFailed,
+    RunHandedOver,
+    RunStarted,
+)
 from actors.ports import ToolCall, Turn
 from projections import wire_feed
 from tests.actors.runs import ARTIFACT, NOW, RUN_ID, accept, document, event_of, folded, framed, items_of_log
@@ -43,7 +58,10 @@ turns = st.builds(
 )
 problems = st.builds(Problem, st.sampled_from(["CANCELLED", "RATE_LIMITED"]), texts, st.booleans())
 steps = st.integers(0, 3)
-causes: st.SearchStrategy[Any] = st.sampled_from(["asked", "client", "node", "idle", "buffer", "shutdown", "rule"])
+causes: st.SearchStrategy[Any] = st.sampled_from(
+    ["asked", "client", "node", "idle", "buffer", "shutdown", "overflow", "history", "deleted", "rule"]
+)
+budgets = st.sampled_from([(), (Budget(max_tokens=10),), (Budget(max_cost_usd=0.5, unknown_usage="allow"),)])
 REQUESTS: Sequence[dict[str, Any]] = (
     {},
     {"outputSchema": {"type": "object"}},
@@ -52,19 +70,33 @@ REQUESTS: Sequence[dict[str, Any]] = (
 )
 
 
+def accepting(members: dict[str, Any], keys: Sequence[str]) -> st.SearchStrategy[run.Accept]:
+    """Acceptances of one request, of any origin and under any of *keys*."""
+    usual = accept(**members)
+    origins: st.SearchStrategy[Any] = st.sampled_from(["foreground", "foreground", "job", "host"])
+    return st.builds(
+        lambda admitted, key, origin, limits: replace(
+            usual, admitted=admitted, fingerprint=key, origin=origin, budgets=limits
+        ),
+        st.booleans(),
+        st.sampled_from(keys),
+        origins,
+        budgets,
+    )
+
+
 def commands(members: dict[str, Any]) -> st.SearchStrategy[run.Command]:
     return st.one_of(
-        st.builds(
-            lambda admitted, fingerprint: accept(admitted=admitted, fingerprint=fingerprint, **members),
-            st.booleans(),
-            st.sampled_from(["", "aa", "bb"]),
-        ),
+        accepting(members, ["", "aa", "bb"]),
+        st.builds(run.ReserveKey, st.just("ann"), st.sampled_from(["aa", "bb"]), st.just(RUN_ID)),
+        st.just(run.BurnKey()),
         st.just(run.Start()),
         st.builds(run.EnterStep, steps),
         st.builds(run.Answer, steps, turns, st.just(False), st.just(ARTIFACT)),
         st.builds(run.Fail, problems, causes),
         st.builds(run.Cancel, problems, causes),
         st.just(run.TakeOver("n2")),
+        st.just(run.HandOver("n1")),
     )
 
 
@@ -74,7 +106,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Any], list[run.Command]]:
     members = draw(st.sampled_from(REQUESTS))
     garbage = st.lists(commands(members), max_size=6)
     usual: list[run.Command] = [
-        accept(admitted=draw(st.booleans()), fingerprint=draw(st.sampled_from(["", "aa"])), **members),
+        draw(accepting(members, ["", "aa"])),
         run.Start(),
         run.EnterStep(1),
         run.Answer(1, draw(turns), streamed=False, artifact_id=ARTIFACT),
@@ -131,8 +163,63 @@ def test_a_command_that_comes_again_at_once_changes_nothing(story: tuple[Any, li
 @given(stories(), st.data())
 def test_the_fold_takes_any_event_in_any_state(story: tuple[Any, list[run.Command]], data: st.DataObject) -> None:
     log, states = told(story[1])
-    if log:
-        run.next_effect(run.evolve(data.draw(st.sampled_from(states)), data.draw(st.sampled_from(log))))
+    beside: list[RunEvent] = [RunErased(NOW, "ann"), KeyReserved(NOW, "ann", "aa", RUN_ID), KeyBurned(NOW)]
+    state = run.evolve(data.draw(st.sampled_from(states)), data.draw(st.sampled_from([*log, *beside])))
+    assert run.next_effect(state) is None or isinstance(state, run.Live)
+    assert run.decide(state, run.BurnKey(), NOW).events in ([], [KeyBurned(NOW)])
+
+
+@quick
+@given(stories())
+def test_a_job_that_ends_by_a_loss_is_interrupted_and_by_nothing_else(story: tuple[Any, list[run.Command]]) -> None:
+    log, _ = told(story[1])
+    if log and isinstance(log[0], RunAccepted) and log[0].origin == "job" and isinstance(log[-1], TERMINAL):
+        lost = not isinstance(log[-1], RunCompleted) and log[-1].cause in run.LOSSES
+        interrupted = isinstance(log[-1], RunFailed) and log[-1].problem == run.INTERRUPTED
+        assert lost == interrupted
+
+
+@quick
+@given(stories())
+def test_what_is_shown_begins_once_and_of_a_job_only_when_it_was_taken_up_or_is_over(
+    story: tuple[Any, list[run.Command]],
+) -> None:
+    log, states = told(story[1])
+    begun = [wire_feed.event_type(item) == b"run.started" for item in items_of_log(log)]
+    assert begun == [number == 0 for number in range(len(begun))]
+    if log and isinstance(log[0], RunAccepted):
+        taken_up = any(isinstance(event, RunStarted) for event in log)
+        assert bool(begun) == (log[0].origin != "job" or taken_up or isinstance(states[-1], run.Ended))
+
+
+@quick
+@given(stories())
+def test_a_run_is_let_go_between_effects_only_and_until_somebody_claims_it(
+    story: tuple[Any, list[run.Command]],
+) -> None:
+    log, states = told(story[1])
+    for command, (before, after) in zip(story[1], pairwise(states), strict=True):
+        given_up = isinstance(command, run.HandOver) and after != before
+        assert given_up == (isinstance(command, run.HandOver) and run.may_hand_over(before))
+    hands = [event for event in log if isinstance(event, RunHandedOver | RunClaimed)]
+    if isinstance(states[-1], run.Live):
+        assert run.standing(states[-1]).released == bool(hands and isinstance(hands[-1], RunHandedOver))
+
+
+@quick
+@given(stories())
+def test_a_key_belongs_to_whoever_was_first_whatever_became_of_that(story: tuple[Any, list[run.Command]]) -> None:
+    log, states = told(story[1])
+    if log and isinstance(log[0], RunAccepted | KeyReserved):
+        state, first = states[-1], log[0].fingerprint
+        for key in ("aa", "bb"):
+            decision = run.decide(state, run.ReserveKey("ann", key, RUN_ID), NOW)
+            assert not decision.events
+            assert isinstance(decision.answer, Receipt) == (key == first)
+        epitaph = run.epitaph(state, NOW)
+        assert bool(epitaph) == (isinstance(state, run.Ended) and bool(first))
+        if epitaph and isinstance(log[0], RunAccepted):
+            assert codec.decode_run(epitaph) == RunErased(NOW, "ann", log[0].origin, first)
 
 
 @quick

@@ -1,5 +1,6 @@
 """Sessions and the runs of their turns, whatever they are told in whatever order."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import Raw
 from actors import calls, codec, kinds, run, session
 from actors.errors import Problem
 from actors.events import (
+    EndCause,
     RunAccepted,
     RunCompleted,
     SessionEvent,
@@ -32,7 +34,6 @@ quick = settings(max_examples=25)
 texts = st.text(max_size=12) | st.sampled_from(['"\\', "\u2028\u0085", "\r\n\t\b\f\x00\x7f", "é𝄞", "x" * 300])
 modes: st.SearchStrategy[SessionMode] = st.sampled_from(["history", "native"])
 visible = st.builds(Visible, st.sampled_from(["user", "assistant"]), texts)
-call_ids = st.sampled_from(["c1", "c2", "é"])
 natives = st.sampled_from([None, Raw(b"null"), Raw('{"s":[1,{}],"t":"é"}'.encode())])
 limits = st.builds(
     session.Limits,
@@ -42,8 +43,28 @@ limits = st.builds(
 )
 
 
+class Move(NamedTuple):
+    """One thing that happens: *kind* says to whom, *choice* what."""
+
+    kind: int
+    choice: int
+    after_ms: int
+    text: str
+    native: Raw | None
+
+
+class Plan(NamedTuple):
+    """A session, and what happens to it; it is told in the test, so that drawing it costs little."""
+
+    mode: SessionMode
+    history: list[Visible]
+    instructions: str | None
+    limits: session.Limits
+    moves: list[Move]
+
+
 class Told(NamedTuple):
-    """A session, and how it stood after each append, with the run's events of all its turns."""
+    """A session, and how it stood after each append, with the runs of all its turns."""
 
     talk: Talk
     states: list[session.State]
@@ -51,85 +72,90 @@ class Told(NamedTuple):
     """The most events that one append wrote to it."""
 
 
-def _usual(draw: st.DrawFn, state: run.State) -> run.Command:
+moves = st.builds(
+    Move,
+    st.integers(0, 15),
+    st.integers(0, 47),
+    st.sampled_from([0, 0, 1, 40, 10_000, -30]),
+    texts,
+    natives,
+)
+plans = st.builds(
+    Plan, modes, st.lists(visible, max_size=2), st.none() | texts, limits, st.lists(moves, min_size=6, max_size=24)
+)
+CAUSES: Sequence[EndCause] = ("asked", "client", "node", "idle", "rule", "overflow", "deleted")
+ANY: Sequence[run.Command] = (
+    *(run.Cancel(Problem("CANCELLED", "x"), cause) for cause in CAUSES),
+    *(run.Fail(Problem("X", "x"), cause) for cause in CAUSES),
+    *(run.EnterStep(step) for step in (1, 2, 3)),
+    proposing(ToolCall("c1", "host", Raw(b"{}"))),
+    run.Answer(1, Turn(text="late"), streamed=False, artifact_id=ARTIFACT),
+    run.Start(),
+    run.TakeOver("n2"),
+    run.HandOver("n1"),
+    calls.BeginTool(),
+    run.Cancel(session.DELETED, "deleted"),
+)
+
+
+def _usual(move: Move, state: run.State) -> run.Command:
     """What an executor would say now."""
     match run.next_effect(state):
         case run.BeginStep(step):
             return run.EnterStep(step)
         case run.CallModel(step=step):
-            text, native = draw(texts), draw(natives)
-            if draw(st.integers(0, 2)) == 0:
-                turn = Turn(text=text, tool_calls=(ToolCall(draw(call_ids), "host", Raw(b'{"n":1}')),), native=native)
-                return run.Answer(step, turn, streamed=True, artifact_id=ARTIFACT)
-            return run.Answer(step, Turn(text=text, native=native), streamed=False, artifact_id=ARTIFACT)
+            proposed = (ToolCall(f"c{move.choice}", "host", Raw(b'{"n":1}')),) if move.choice % 3 == 0 else ()
+            turn = Turn(text=move.text, tool_calls=proposed, native=move.native)
+            return run.Answer(step, turn, streamed=bool(proposed), artifact_id=ARTIFACT)
         case calls.StartTool():
             return calls.BeginTool()
         case calls.RunTool(call):
-            return calls.Return(call.id, Raw(msgspec.json.encode({"out": draw(texts)})))
+            return calls.Return(call.id, Raw(msgspec.json.encode({"out": move.text})))
         case _:
             return run.Start()
 
 
-def _any(draw: st.DrawFn) -> run.Command:
-    causes: Any = st.sampled_from(["asked", "client", "node", "idle", "rule", "overflow", "deleted"])
-    command: run.Command = draw(
-        st.one_of(
-            st.builds(run.Cancel, st.just(Problem("CANCELLED", "x")), causes),
-            st.builds(run.Fail, st.just(Problem("X", "x")), causes),
-            st.builds(run.EnterStep, st.integers(1, 3)),
-            st.just(proposing(ToolCall("c1", "host", Raw(b"{}")))),
-            st.just(run.Answer(1, Turn(text="late"), streamed=False, artifact_id=ARTIFACT)),
-            st.sampled_from([run.Start(), run.TakeOver("n2"), run.HandOver("n1"), calls.BeginTool()]),
-            st.just(run.Cancel(session.DELETED, "deleted")),
-        )
-    )
-    return command
-
-
-@st.composite
-def stories(draw: st.DrawFn) -> Told:
+def lived(plan: Plan) -> Told:
     """A session whose turns begin, go on and end, while somebody asks it other things, and old runs are told more."""
-    history = tuple(draw(st.lists(visible, max_size=2)))
-    talk = Talk(draw(modes), history=history, instructions=draw(st.none() | texts))
-    talk.limits = draw(limits)
-    states, most, now = [talk.state], 0, ""
-    for number in range(draw(st.integers(0, 24))):
-        talk.now_ms += draw(st.sampled_from([0, 0, 1, 40, 10_000, -30]))
+    talk = Talk(plan.mode, history=tuple(plan.history), instructions=plan.instructions)
+    talk.limits = plan.limits
+    states, most = [talk.state], 0
+    for number, move in enumerate(plan.moves):
+        talk.now_ms += move.after_ms
         before = len(talk.log)
-        kind = draw(st.integers(0, 15))
-        if kind == 0 or isinstance(talk.state, session.Gone):
-            talk.tell(session.Delete() if draw(st.booleans()) else session.Expire())
-        elif kind <= 2 and talk.runs:
-            talk.tell_run(_any(draw), draw(st.sampled_from(sorted(talk.runs))))
+        if move.kind == 0 or isinstance(talk.state, session.Gone):
+            talk.tell(session.Delete() if move.choice % 2 else session.Expire())
+        elif move.kind == 1 and talk.runs:
+            talk.tell_run(ANY[move.choice % len(ANY)], sorted(talk.runs)[move.choice % len(talk.runs)])
         elif talk.open.running:
-            talk.tell_run(_usual(draw, talk.runs[now]), now)
+            talk.tell_run(_usual(move, talk.runs[talk.open.running]), talk.open.running)
         else:
-            now = f"0b6c2a52-{number:04x}-4f7e-9a41-5f2f5f3b7c10"
-            _reserve(draw, talk, now)
+            _reserve(talk, move, f"0b6c2a52-{number:04x}-4f7e-9a41-5f2f5f3b7c10")
         most = max(most, len(talk.log) - before)
         states.append(talk.state)
     return Told(talk, states, most)
 
 
-def _reserve(draw: st.DrawFn, talk: Talk, run_id: str) -> None:
+def _reserve(talk: Talk, move: Move, run_id: str) -> None:
     """Begin a next turn, if it may begin."""
-    command = accepted(
-        HOST, approvals=None, session={"id": SESSION, "revision": talk.open.revision}, input=draw(texts) or "a"
-    )
+    option = {"id": SESSION, "revision": talk.open.revision}
+    command = accepted(HOST, approvals=None, session=option, input=move.text or "a")
     if isinstance(talk.turn(input=command.request.input), SessionTurn):
-        talk.begin(msgspec.structs.replace(command, admitted=draw(st.booleans())), run_id)
+        talk.begin(msgspec.structs.replace(command, admitted=move.choice % 2 == 0), run_id)
 
 
 @quick
-@given(stories())
-def test_an_append_of_a_run_writes_at_most_one_event_to_its_session_and_exactly_where_it_stands(story: Told) -> None:
+@given(plans)
+def test_an_append_of_a_run_writes_at_most_one_event_to_its_session_and_exactly_where_it_stands(plan: Plan) -> None:
+    story = lived(plan)
     # That each stands where it was meant to is what `Talk` demands as a store does.
     assert story.most <= 1
 
 
 @quick
-@given(stories())
-def test_the_size_of_a_session_is_what_the_protocol_counts(story: Told) -> None:
+@given(plans)
+def test_the_size_of_a_session_is_what_the_protocol_counts(plan: Plan) -> None:
+    story = lived(plan)
     state = story.states[-1]
     if isinstance(state, session.Open):
         shown, told = _record(story.talk, state)
@@ -153,8 +179,9 @@ def _record(talk: Talk, state: session.Open) -> tuple[list[dict[str, Any]], list
 
 
 @quick
-@given(stories())
-def test_a_session_is_as_many_revisions_on_as_its_runs_completed(story: Told) -> None:
+@given(plans)
+def test_a_session_is_as_many_revisions_on_as_its_runs_completed(plan: Plan) -> None:
+    story = lived(plan)
     completed = [log[-1] for log in story.talk.logs.values() if isinstance(log[-1], RunCompleted)]
     committed = [event for event in story.talk.log if isinstance(event, TurnCommitted)]
     assert len(completed) == len(committed)
@@ -165,8 +192,9 @@ def test_a_session_is_as_many_revisions_on_as_its_runs_completed(story: Told) ->
 
 
 @quick
-@given(stories())
-def test_one_turn_runs_at_a_time_and_each_ends_once(story: Told) -> None:
+@given(plans)
+def test_one_turn_runs_at_a_time_and_each_ends_once(plan: Plan) -> None:
+    story = lived(plan)
     running = ""
     for event in story.talk.log:
         match event:
@@ -184,16 +212,18 @@ def test_one_turn_runs_at_a_time_and_each_ends_once(story: Told) -> None:
 
 
 @quick
-@given(stories())
-def test_what_the_store_was_told_is_due_is_what_the_session_says_is_due(story: Told) -> None:
+@given(plans)
+def test_what_the_store_was_told_is_due_is_what_the_session_says_is_due(plan: Plan) -> None:
+    story = lived(plan)
     due = session.standing(story.states[-1]).due
     assert story.talk.due.get("retention") == due.get("retention")
     assert ("permit" in story.talk.due) == isinstance(story.states[-1], session.Gone)
 
 
 @quick
-@given(stories())
-def test_the_result_of_a_turn_shows_the_session_as_it_is_found_from_then_on(story: Told) -> None:
+@given(plans)
+def test_the_result_of_a_turn_shows_the_session_as_it_is_found_from_then_on(plan: Plan) -> None:
+    story = lived(plan)
     shown = {
         run_id: event_of(items_of_log(log, run_id)[-1])["result"]["session"]
         for run_id, log in story.talk.logs.items()
@@ -222,15 +252,17 @@ def _info(state: session.Open) -> session_view.SessionInfo:
 
 
 @quick
-@given(stories())
-def test_a_session_is_never_changed_before_it_was_changed_last(story: Told) -> None:
+@given(plans)
+def test_a_session_is_never_changed_before_it_was_changed_last(plan: Plan) -> None:
+    story = lived(plan)
     updated = [state.updated_ms for state in story.states if isinstance(state, session.Open)]
     assert updated == sorted(updated)
 
 
 @quick
-@given(stories())
-def test_a_turn_interrupts_its_session_exactly_if_its_model_was_asked_and_gave_no_result(story: Told) -> None:
+@given(plans)
+def test_a_turn_interrupts_its_session_exactly_if_its_model_was_asked_and_gave_no_result(plan: Plan) -> None:
+    story = lived(plan)
     for event in story.talk.log:
         if isinstance(event, TurnReleased):
             asked = any(codec.encode(each).startswith(b'{"type":"step.') for each in story.talk.logs[event.run_id])
@@ -243,8 +275,9 @@ def test_a_turn_interrupts_its_session_exactly_if_its_model_was_asked_and_gave_n
 
 
 @quick
-@given(stories())
-def test_a_stored_session_and_its_snapshot_are_the_same_session(story: Told) -> None:
+@given(plans)
+def test_a_stored_session_and_its_snapshot_are_the_same_session(plan: Plan) -> None:
+    story = lived(plan)
     state: session.State = session.New()
     for event in story.talk.log:
         state = session.evolve(state, codec.decode_session(codec.encode(event)))
@@ -253,8 +286,9 @@ def test_a_stored_session_and_its_snapshot_are_the_same_session(story: Told) -> 
 
 
 @quick
-@given(stories())
-def test_a_turn_finds_exactly_what_its_session_held_when_it_was_reserved(story: Told) -> None:
+@given(plans)
+def test_a_turn_finds_exactly_what_its_session_held_when_it_was_reserved(plan: Plan) -> None:
+    story = lived(plan)
     found = {run_id: log[0] for run_id, log in story.talk.logs.items()}
     state: session.State = session.New()
     for version, event in enumerate(story.talk.log, 1):

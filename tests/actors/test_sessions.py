@@ -5,14 +5,14 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
-from actors.foreground import ALL_OPERATIONS
 from actors.session import Limits
-from actors.sessions import Shown
+from actors.sessions import Holder, Shown
 from eventstore.store import Caps
 from runstream.host import Host
 from tests.actors.conversing import (
-    CONTINUING,
+    ALL_OPERATIONS,
     STEADY,
     House,
     Listener,
@@ -126,7 +126,7 @@ async def test_places_are_counted_over_all_nodes_and_subjects_and_a_deletion_fre
 
 async def test_what_has_expired_makes_room_at_once() -> None:
     house = House()
-    seldom = STEADY.__class__(lease_ms=20_000, routine_ms=600_000, drain_s=0.05)
+    seldom = replace(STEADY, routine_ms=600_000)
     limits = Limits(retention_ms=1_000, max_entries=1)
     async with keeping(counting(), house.store("n1"), sessions=limits, node=seldom) as host:
         first = await opened(host)
@@ -175,7 +175,7 @@ async def test_who_may_not_have_a_session_is_told_the_first_reason_whatever_is_a
         assert await gone(one, mine) is (deleted == "")
 
 
-async def attended(host: Host, request: Any, asker: Any) -> None:
+async def attended(host: Host, request: Any, asker: Holder) -> None:
     async with host.runs.attend(request, subject=asker.subject, streamed=True, holder=asker):
         pass
 
@@ -186,12 +186,16 @@ async def test_each_operation_is_granted_by_itself(operation: str) -> None:
         session_id = await opened(host)
         without, alone = holder(operations=ALL_OPERATIONS - {operation}), holder(operations=frozenset({operation}))
         for asker, expected in ((without, "FORBIDDEN"), (alone, "")):
-            asked = {
-                "read": lambda asker=asker: sessions_of(host).read(asker, session_id),
-                "continue": lambda asker=asker: attended(host, host.checked(turn(session_id)), asker),
-                "delete": lambda asker=asker: sessions_of(host).delete(asker, session_id),
-            }[operation]
-            assert await code(asked()) == expected
+            assert await code(carried_out(operation, host, session_id, asker)) == expected
+
+
+async def carried_out(operation: str, host: Host, session_id: str, asker: Holder) -> None:
+    if operation == "read":
+        await sessions_of(host).read(asker, session_id)
+    elif operation == "continue":
+        await attended(host, host.checked(turn(session_id)), asker)
+    else:
+        await sessions_of(host).delete(asker, session_id)
 
 
 async def test_a_deleted_session_is_gone_on_every_node_with_its_content(opening: Opening) -> None:
@@ -225,6 +229,18 @@ async def test_an_idle_session_expires_at_its_time_and_any_node_erases_it() -> N
         await until(lambda: not any(house.memory.due.values()))
 
 
+async def test_a_session_that_went_on_or_was_interrupted_is_erased_at_its_time_as_well() -> None:
+    house, model = House(), holding()
+    async with keeping(model, house.store("n1"), sessions=BRIEF) as host:
+        went_on, interrupted = await opened(host), await opened(host)
+        await left_in_the_middle(host, model, interrupted)
+        model.release.set()
+        assert await code(taken(host, turn(went_on))) == "run.completed"
+        house.clock.ahead_ms += 1_001
+        await until(lambda: all(house.memory.actors[actor].heads.erased for actor in (went_on, interrupted)))
+        await until_so(lambda: nothing_held(house))
+
+
 async def nothing_held(house: House) -> bool:
     return not await house.counted()
 
@@ -250,6 +266,7 @@ async def test_a_session_does_not_expire_while_its_turn_runs_and_starts_anew_wit
             await until(lambda: model.calls == 1)
             house.clock.ahead_ms += 5_000
             await sessions_of(host)._around.swept()
+            assert (session_id, "retention") not in house.memory.due[host.store.partition_of(session_id)]
             running = (await read(host, session_id)).state
             assert (running.running != "", running.revision, running.history) == (True, 0, ())
             assert running.updated_ms == before.updated_ms
@@ -289,11 +306,10 @@ async def left_in_the_middle(host: Host, model: Listener, session_id: str) -> st
 
 
 async def test_a_turn_is_refused_by_the_first_rule_it_breaks() -> None:
-    house, model = House(), holding()
+    house, model, withdrawn = House(), holding(), counting(capabilities={})
     limits = Limits(retention_ms=60_000, max_messages=2)
     async with keeping(model, house.store("n1"), sessions=limits) as one, anyio.create_task_group() as tasks:
         session_id = await opened(one, history=visible("a"))
-        withdrawn = counting(capabilities={})
         async with keeping(withdrawn, house.store("n2"), sessions=limits) as two:
             assert await code(taken(two, turn(session_id, 5, model="other"))) == "SESSION_PROVIDER_MISMATCH"
             assert await code(taken(two, turn(session_id, 5))) == "UNSUPPORTED_CONTINUATION"
@@ -402,7 +418,3 @@ async def test_a_queued_turn_is_cancelled_with_its_session(opening: Opening) -> 
             assert (last["type"], last["error"]["code"]) == ("run.cancelled", "SESSION_DELETED")
         assert model.calls == 1
         model.release.set()
-
-
-def test_the_models_of_these_tests_can_continue_both_kinds() -> None:
-    assert {"historyContinuation", "nativeContinuation"} <= CONTINUING.keys()

@@ -7,16 +7,18 @@ from typing import Any
 import anyio
 import msgspec
 from msgspec.structs import replace
+from typing_extensions import override
 
 from actors.errors import Refused
 from actors.events import RunAccepted
 from actors.jobs import Job, Jobs, Limits, Submitter
 from actors.node import NodeSettings
-from actors.ports import Model, ModelContext, ModelRequest, Tool, ToolMessage, Turn, UserMessage
+from actors.ports import Model, ModelContext, ModelRequest, Tool, ToolContext, ToolMessage, Turn, UserMessage
 from api.wire import jobs as as_sent
 from eventstore.store import Store
 from projections import wire_feed
 from runstream.host import Host, Options, open_host
+from tests.actors.reviewing import CountingTool, call
 from tests.actors.support import INFO, ROOMY, FakeModel, asking, until_so
 from tests.strict_jobs import job_page
 
@@ -61,6 +63,30 @@ class Held:
         """Let the calls with *inputs* answer, now or when they come."""
         for one in inputs:
             self._gates.setdefault(one, anyio.Event()).set()
+
+
+class Gated(CountingTool):
+    """A tool whose output has a size, and that takes as long as it is told."""
+
+    def __init__(self, size: int = 1, *, shut: bool = False) -> None:
+        super().__init__()
+        self.output_bytes_max = 1_000_000
+        self.gate = anyio.Event()
+        self._size = size
+        if not shut:
+            self.gate.set()
+
+    @override
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> object:
+        await super().call(arguments, context)
+        await self.gate.wait()
+        return "x" * self._size
+
+
+async def uses_its_tool(request: ModelRequest, context: ModelContext) -> Turn:
+    """Ask for the tool `host` once, and be content with its output."""
+    context.emit_text("t")
+    return Turn(text="t", tool_calls=() if used(request) else (call("host"),), usage={"inputTokens": 1})
 
 
 def used(request: ModelRequest) -> int:

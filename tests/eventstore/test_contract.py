@@ -780,6 +780,25 @@ async def test_list_members_are_set_and_taken_off(store: Store, house: House) ->
     assert await house.listed(0, "inbox:a b|c") == {}
 
 
+async def test_a_list_is_read_over_all_partitions_the_lowest_score_first(house: House) -> None:
+    one, two = await house.node("one"), await house.node("two")
+    assert list(await one.listed("inbox:ann", 10)) == []
+    here = (Listed("inbox:ann", RUN, 5), Listed("inbox:ann", APPROVAL, 1), Listed("inbox:bob", RUN, 0))
+    there = (Listed("inbox:ann", ELSEWHERE, 3), Listed("inbox:an", ELSEWHERE, 9))
+    await recorded(one, Append(command="here", parts=begin().parts, listed=here))
+    part = Part(actor=ELSEWHERE, log=0, events=(Event(b"x"),))
+    await recorded(two, Append(command="there", parts=(part,), listed=there))
+    for store in (one, two):
+        assert list(await store.listed("inbox:ann", 10)) == [(APPROVAL, 1), (ELSEWHERE, 3), (RUN, 5)]
+        assert list(await store.listed("inbox:ann", 1)) == [(APPROVAL, 1), (ELSEWHERE, 3)], (
+            "the first of each partition"
+        )
+        assert list(await store.listed("inbox:bob", 10)) == [(RUN, 0)]
+    change = (Listed("inbox:ann", APPROVAL, None), Listed("inbox:ann", RUN, 3))
+    await recorded(two, Append(command="f", parts=fact("f", 2).parts, listed=change))
+    assert list(await one.listed("inbox:ann", 10)) == [(RUN, 3), (ELSEWHERE, 3)], "of one score by their names"
+
+
 async def test_the_outbox_is_written_once_with_its_append(store: Store, house: House) -> None:
     append = Append(command="begin", parts=begin().parts, outbox=(b"audit", b"more"))
     await recorded(store, append)
@@ -841,6 +860,8 @@ class Noted:
 
     def granted(self, holder: str) -> None:
         self.grants.append(holder)
+
+    def lost(self, actor: str) -> None: ...
 
     def room(self) -> None:
         self.rooms += 1

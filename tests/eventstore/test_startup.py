@@ -8,7 +8,7 @@ import pytest
 
 from eventstore import keys, startup
 from eventstore.fake_link import fake_server, open_fake_link
-from eventstore.link import Link, ReplyError, Unfit
+from eventstore.link import Call, Link, ReplyError, Unfit
 from eventstore.local import private_server
 from eventstore.socket_link import bare_call, open_link
 from eventstore.startup import Facts, Guard, Profile, StartupRefused, findings
@@ -93,8 +93,7 @@ def test_where_a_replica_may_take_over_the_old_primary_must_stop_within_a_lease(
         "set min-replicas-max-lag 5",
     ]
     assert len(found("standard", info, guarded | {"min-replicas-max-lag": "0"})) == 1
-    [(level, _)] = found("strict", info, guarded)
-    assert level == "error"
+    assert found("strict", info, guarded) == []
 
 
 def test_a_sentinel_that_may_promote_counts_although_no_replica_is_connected() -> None:
@@ -108,6 +107,23 @@ def test_settings_that_may_not_be_read_are_a_warning_that_names_the_permission()
     assert "+config|get" in finding.mend
     replicated = Facts({**INFO, "connected_slaves": "2"}, None)
     assert [finding.level for finding in findings("strict", replicated, 10_000)] == ["error", "warning"]
+    assert [finding.level for finding in findings("standard", replicated, 10_000)] == ["warning"]
+
+
+def test_only_strict_waits_for_replicas_and_for_as_many_as_the_primaries_demand() -> None:
+    alone, unknown = Facts(INFO, CONFIG), Facts(INFO, None, failover=True)
+    two = Facts({**INFO, "connected_slaves": "2"}, CONFIG | {"min-replicas-to-write": "2"})
+    assert startup.awaited("standard", [two]) == 0
+    assert [startup.awaited("strict", some) for some in ([alone], [unknown], [two, unknown], [])] == [0, 1, 2, 0]
+
+
+def test_of_several_servers_each_finding_names_its_own() -> None:
+    sound, unsafe = Facts(INFO, CONFIG), Facts({**INFO, "aof_enabled": "0"}, CONFIG)
+    assert startup.findings_of_all("strict", {"a:1": sound, "b:2": sound}, 10_000) == []
+    [finding] = startup.findings_of_all("strict", {"a:1": sound, "b:2": unsafe}, 10_000)
+    assert finding.what.startswith("b:2: appendonly is off")
+    [finding] = startup.findings_of_all("strict", {"b:2": unsafe}, 10_000)
+    assert finding.what.startswith("appendonly is off")
 
 
 def test_errors_come_first_and_are_all_in_the_refusal() -> None:
@@ -119,18 +135,12 @@ def test_errors_come_first_and_are_all_in_the_refusal() -> None:
 
 async def test_a_real_server_is_asked_about_itself(tmp_path: Path) -> None:
     async with private_server(tmp_path) as server, open_link(server.endpoint) as link:
-        assert await startup.check(link, "local", 10_000) == []
-        assert [finding.level for finding in await startup.check(link, "standard", 10_000)] == ["warning"]
-        with pytest.raises(StartupRefused, match="appendfsync always"):
-            await startup.check(link, "strict", 10_000)
+        told = await startup.facts(link)
+        levels = [[finding.level for finding in findings(profile, told, 10_000)] for profile in PROFILES]
+        assert levels == [[], ["warning"], ["error", "error"]]
         await link.call("ACL", "SETUSER", "default", "-config")
-        [finding] = await startup.check(link, "standard", 10_000)
+        [finding] = findings("standard", await startup.facts(link), 10_000)
         assert "CONFIG GET is not permitted" in finding.what
-
-
-async def test_no_server_is_asked_for_the_memory_profile() -> None:
-    async with open_fake_link(fake_server()) as link:
-        assert await startup.check(link, "memory", 10_000) == ()
 
 
 @pytest.fixture
@@ -207,11 +217,42 @@ async def test_a_new_connection_must_reach_our_deployment_on_a_primary(tmp_path:
             guard.pinned = await startup.deployment(link, FRESH)
         async with open_link(server.endpoint, on_connected=guard):
             assert len(guard.replication_id) == 40
+        record = await call("HGET", keys.meta(keys.tags(4)[2]), "deployment")
+        await call("HDEL", keys.meta(keys.tags(4)[2]), "deployment")
+        with pytest.raises(StartupRefused, match="no longer holds our partitions"):
+            async with open_link(server.endpoint, on_connected=guard):
+                pass
+        await call("SET", keys.meta(keys.tags(4)[1]), "x")
+        with pytest.raises(ReplyError, match="WRONGTYPE"):
+            async with open_link(server.endpoint, on_connected=guard):
+                pass
+        await call("DEL", keys.meta(keys.tags(4)[1]))
+        for tag in keys.tags(4):
+            await call("HSET", keys.meta(tag), "deployment", record)
         await call("HDEL", keys.meta(keys.LEDGER_TAG), "deployment")
-        with pytest.raises(StartupRefused, match="no longer holds"):
+        with pytest.raises(StartupRefused, match="no longer holds our deployment"):
             async with open_link(server.endpoint, on_connected=guard):
                 pass
         await call("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(Unfit, match="replica"):
             async with open_link(server.endpoint, on_connected=guard):
                 pass
+
+
+async def test_a_history_that_is_refused_is_looked_at_again_by_the_next_connection(tmp_path: Path) -> None:
+    met: list[str] = []
+
+    async def look(call: Call, history: str) -> None:
+        assert await call("PING") == b"PONG"
+        met.append(history)
+        if len(met) == 1:
+            raise Unfit("something is missing there")
+
+    guard = Guard(look)
+    async with private_server(tmp_path) as server:
+        with pytest.raises(Unfit, match="something is missing"):
+            async with open_link(server.endpoint, on_connected=guard):
+                pass
+        async with open_link(server.endpoint, on_connected=guard), open_link(server.endpoint, on_connected=guard):
+            assert len(met) == 2
+            assert len(set(met)) == 1

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 import runstream
 from api.grants import TokenEntry
+from eventstore.endpoint import Endpoint
 from runstream import checking
 from runstream.neighbour import joined
 from runstream.settings import ListenSettings, ProviderSettings, RedisSettings, SchedulingSettings, Secret, Settings
@@ -97,7 +98,8 @@ def test_limits_by_account_without_accounts_are_told(settings: Settings) -> None
 
 async def test_the_endpoint_takes_the_account_from_its_own_keys(settings: Settings, tmp_path: Path) -> None:
     redis = RedisSettings(url="rediss://redis.example:7000/2", username="u", password=Secret("pass-word"))
-    there = await checking.endpoint(replace(settings, profile="standard", redis=redis))
+    there = await checking.shape(replace(settings, profile="standard", redis=redis))
+    assert isinstance(there, Endpoint)
     assert (there.host, there.port, there.db, there.user, there.password) == (
         "redis.example",
         7000,
@@ -108,4 +110,4 @@ async def test_the_endpoint_takes_the_account_from_its_own_keys(settings: Settin
     assert there.tls is not None
     assert "pass-word" not in repr(there)
     by_socket = replace(settings, profile="standard", redis=RedisSettings(socket=tmp_path / "s"))
-    assert (await checking.endpoint(by_socket)).path == str(tmp_path / "s")
+    assert await checking.shape(by_socket) == Endpoint(path=str(tmp_path / "s"))

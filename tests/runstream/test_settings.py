@@ -218,6 +218,11 @@ def test_a_wrong_type_is_refused_by_key(path: tuple[Any, ...], wrong: Any) -> No
         (("redis", "socket"), "s", "two servers"),
         (("redis", "binary"), "b", "only the local profile"),
         (("redis", "password"), "", "is missing"),
+        (("redis", "cluster"), ["h:1"], "two servers"),
+        (("redis", "sentinels"), ["h:1"], "name the primary as your sentinels do"),
+        (("redis", "sentinel_name"), "runs", "list your sentinels"),
+        (("redis", "sentinel_password"), "x", "list redis.sentinels"),
+        (("redis", "tls"), True, "redis.url says rediss://"),
         (("scheduling", "total"), 0, "INVALID_SCHEDULING: must be a whole number from 1 to 100000, not 0"),
         (("scheduling", "total"), 100_001, "INVALID_SCHEDULING"),
         (("scheduling", "subjects"), {"__proto__": 1}, "INVALID_SCHEDULING"),
@@ -291,6 +296,28 @@ def test_a_profile_on_your_redis_needs_its_address(profile: str, key: str) -> No
 def test_a_profile_with_a_store_of_its_own_refuses_an_address(profile: str) -> None:
     assert 'profile = "standard"' in faults({"profile": profile, "redis": {"url": "redis://h"}})["redis.url"]
     assert 'profile = "standard"' in faults({"profile": profile, "redis": {"socket": "s"}})["redis.socket"]
+
+
+@pytest.mark.parametrize("redis", [
+    {"cluster": ["a.example:7000", "[::1]:7001"], "username": "u", "password": "p", "tls": True, "tls_ca": "ca.pem"},
+    {"sentinels": ["a.example:26379"], "sentinel_name": "runs", "sentinel_password": "p"},
+])  # fmt: skip
+def test_a_cluster_or_sentinels_stand_in_the_place_of_one_address(redis: dict[str, Any]) -> None:
+    settings = read({"profile": "strict", "redis": redis})
+    assert settings.redis.places == [next(iter(redis))]
+    assert settings.redis.secure == ("tls" in redis)
+    assert "redis.tls_ca" in faults({"profile": "strict", "redis": {**redis, "tls": False, "tls_ca": "ca.pem"}})
+    both = faults({"profile": "strict", "redis": {"url": "redis://h", "socket": "s", **redis}})
+    assert {key for key, why in both.items() if "two servers" in why} == {"redis.socket", f"redis.{next(iter(redis))}"}
+    assert f"redis.{next(iter(redis))}" in faults({"profile": "local", "redis": redis})
+
+
+@pytest.mark.parametrize("address", ["", "h", "redis://h:1", "u:secret-word@h:1", "h:0", "[h:1", "h:1/2"])
+def test_an_address_in_a_list_is_host_and_port_and_is_not_repeated(address: str) -> None:
+    for key in ("sentinels", "cluster"):
+        found = faults({"profile": "standard", "redis": {key: ["ok:1", address], "sentinel_name": "runs"}})
+        assert "write it as host:port" in found[f"redis.{key}[1]"]
+        assert "secret-word" not in str(found)
 
 
 def test_plain_http_off_loopback_is_refused() -> None:
@@ -571,6 +598,17 @@ async def test_a_file_is_read_with_what_it_refers_to(tmp_path: Path) -> None:
     assert settings.providers[0].followed()["m"].turns[0].text == "hello"
     assert settings.state_dir == HOME / "kept"
     assert await read_settings(None, {"RUNSTREAM_CONFIG": str(file)}, HOME) == settings
+
+
+async def test_the_password_of_the_sentinels_may_be_in_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "word").write_text("pass-word\n")
+    file = tmp_path / "runstream.toml"
+    file.write_text(
+        'profile = "standard"\n[redis]\nsentinels = ["h:1"]\nsentinel_name = "m"\nsentinel_password_file = "word"\n'
+    )
+    settings = await read_settings(file, {}, HOME)
+    assert settings.redis.sentinel_password.reveal() == "pass-word"
+    assert not settings.redis.password
 
 
 async def test_a_file_in_the_users_config_folder_is_found_and_none_is_no_error(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ async def test_the_entry_lets_its_token_in_and_no_other(where: Places) -> None:
         sessions=st.sampled_from([(), ("continue",)]),
         retrieval=st.sampled_from([RetrievalGrant(), RetrievalGrant(("a",), ("b", "c"))]),
         manage_providers=st.booleans(),
+        read_metrics=st.booleans(),
     )
 )
 def test_the_settings_read_every_entry_as_it_was_made(entry: TokenEntry) -> None:

@@ -34,6 +34,8 @@ from tests.system.processes import (
 )
 
 ROOT = Path(__file__).parent.parent.parent
+LOST = (OSError, TimeoutError, HttpBroken, asyncio.IncompleteReadError)
+"""What a client meets where no answer comes: it may ask another host."""
 PATIENCE_S = 4.0
 """How long a client waits for one answer before it asks another host."""
 
@@ -54,6 +56,9 @@ class Cluster:
         return sorted(self._hosts)
 
     def host(self, number: int) -> Host:
+        """The host of this number; raises `ConnectionRefusedError` while there is none."""
+        if number not in self._hosts:
+            raise ConnectionRefusedError(number)
         return self._hosts[number]
 
     async def start(self, number: int) -> None:
@@ -82,9 +87,7 @@ class Cluster:
         for stack in self._stacks:
             stack.close()
 
-    async def told(
-        self, path: str, document: Object, subject: str, chance: random.Random, first: int | None = None
-    ) -> Object:
+    async def told(self, path: str, document: Object, subject: str, chance: random.Random, first: int = -1) -> Object:
         """The answer to a request that may be sent twice, from whichever host gives one; *first* is asked first."""
         status, body = await self.answered(path, document, subject, chance, first)
         assert status == 200, body
@@ -92,17 +95,17 @@ class Cluster:
         return body
 
     async def answered(
-        self, path: str, document: Object, subject: str, chance: random.Random, first: int | None = None
+        self, path: str, document: Object, subject: str, chance: random.Random, first: int = -1
     ) -> tuple[int, Json]:
         """The same, a refusal that asking again does not mend included."""
         asked = first
         with anyio.fail_after(DEADLINE_S):
             while True:
-                number = asked if asked in self._hosts else chance.choice(self.up or [None])
+                number = asked if asked in self._hosts else chance.choice(self.up or [0])
                 try:
-                    status, body = await asking_once(self._hosts[number], path, document, subject)
-                except (OSError, TimeoutError, HttpBroken, KeyError, asyncio.IncompleteReadError):
-                    asked = None
+                    status, body = await asking_once(self.host(number), path, document, subject)
+                except LOST:
+                    asked = -1
                 else:
                     error: Any = body["error"] if status != 200 and isinstance(body, dict) else {"retryable": False}
                     if not error["retryable"]:
@@ -118,6 +121,18 @@ async def asking_once(
     headers = headers_of(subject, "application/json")
     answer = await fetch(host.target, "POST", path, headers, body, deadline_s=patience_s)
     return answer.status, host_answer(answer.status, answer.headers, answer.body)
+
+
+async def seeded() -> int:
+    """Draw a seed, or take the one that is to be played again, and print it."""
+    seed = int(os.environ.get("SOAK_SEED") or random.randrange(1_000_000))  # noqa: S311 - no secret
+    print(f"seed {seed}")  # noqa: T201 - so that a failure can be played again
+    return seed
+
+
+def drawn(seed: int | str) -> random.Random:
+    """Chance that is the same for the same seed."""
+    return random.Random(seed)  # noqa: S311 - no secret
 
 
 @asynccontextmanager

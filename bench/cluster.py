@@ -1,0 +1,310 @@
+"""What several nodes on one Redis do for each other: take over, continue a stream, show what another node writes.
+
+`python -m bench.cluster takeover resume viewers follow appends` measures some of it alone.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import msgspec
+import uvloop
+
+from bench.figures import HEADER, Figure, rate
+from bench.serving import TOKEN
+from eventstore.local import PrivateServer, private_server
+from eventstore.socket_link import SocketLink, open_link
+
+Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+LEASE_S = 3.0
+KILLS, TAKEOVER_S = 20, 4.0
+BEHIND, FIRST_MS, ALL_S, RESUMES = 5_000, 50.0, 0.5, 10
+VIEWERS, VIEWED, WORDS, SLOWER = 2_000, 50, 2_000, 1.5
+FOLLOWED, RUNS, P50_MS, P99_MS = 250, 4, 5.0, 25.0
+NODES, FASTER, ROUNDS = 2, 1.3, 3
+
+
+async def figures() -> list[Figure]:
+    """Measure all of it."""
+    return [figure for name in PARTS for figure in await PARTS[name]()]
+
+
+class Node:
+    """A process of `bench.noting`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, name: str) -> None:
+        self.process = process
+        self.port = port
+        self.name = name
+
+    async def wish(self, words: str) -> Any:
+        """Wish for something, and return what it answers."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{words}\n".encode())
+        return msgspec.json.decode(await self.process.stdout.readline())
+
+    async def opened(self, head: str, body: str = "") -> Connection:
+        """Send a request; the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=4_000_000)
+        lines = f"{head} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close\r\n"
+        lines += "Accept: text/event-stream\r\n" if head.startswith("GET") else ""
+        lines += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write((lines + body).encode())
+        return reader, writer
+
+    async def submitted(self, key: str, model: str) -> str:
+        """Submit a job; its id."""
+        request = {"provider": "talker", "model": model, "input": "hello"}
+        reader, writer = await self.opened("POST /v1/jobs/submit", json.dumps({"key": key, "request": request}))
+        told = json.loads((await reader.read()).split(b"\r\n\r\n", 1)[1])
+        writer.close()
+        return str(told["id"])
+
+    async def following(self, run_id: str, after: int = 0) -> Connection:
+        """Follow a run's events; the connection."""
+        return await self.opened(f"GET /v1/runs/{run_id}/events?after={after}", "")
+
+
+@asynccontextmanager
+async def _server() -> AsyncGenerator[PrivateServer]:
+    with TemporaryDirectory() as folder:
+        async with private_server(Path(folder) / "state") as server:
+            yield server
+
+
+@asynccontextmanager
+async def _node(server: PrivateServer) -> AsyncGenerator[Node]:
+    """A node on *server*; it ends with the context, if it lives."""
+    pipe = asyncio.subprocess.PIPE
+    words = (sys.executable, "-m", "bench.noting", str(server.socket))
+    process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, limit=64_000_000)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port, name = (await process.stdout.readline()).split()
+        yield Node(process, int(port), name.decode())
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+# Takeover.
+
+
+async def _takeover() -> list[Figure]:
+    """Kill one node after the other while it has a job."""
+    took: list[float] = []
+    async with _server() as server, open_link(server.endpoint) as link, _node(server) as _survivor:
+        for number in range(KILLS):
+            async with _node(server) as victim:
+                took.append(await _taken_over(victim, link, f"k{number}"))
+    name = f"kill -9 to the next event of its job by another node, lease {LEASE_S:g} s, {KILLS} times: median (most)"
+    ours = f"{median(took):.2f} s ({max(took):.2f} s)"
+    kept = sum(one <= TAKEOVER_S for one in took)
+    return [Figure(name, ours, "-", "-", f"at most {TAKEOVER_S:g} s, {KILLS} of {KILLS}", kept == KILLS)]
+
+
+async def _taken_over(victim: Node, link: SocketLink, key: str) -> float:
+    run_id = await _owned(victim, link, key, "idle")
+    (heads,) = await link.call("KEYS", f"*:h:{run_id}")
+    killed_s = time.perf_counter()
+    victim.process.send_signal(signal.SIGKILL)
+    await victim.process.wait()
+    before = int(await link.call("HGET", heads, "l"))
+    while int(await link.call("HGET", heads, "l")) == before:  # noqa: ASYNC110 - a bench may look now and then
+        await asyncio.sleep(0.002)
+    return time.perf_counter() - killed_s
+
+
+async def _owned(node: Node, link: SocketLink, key: str, model: str) -> str:
+    """Submit jobs until *node* has one, and is in its model; its id."""
+    for number in range(100):
+        run_id = await node.submitted(f"{key}.{number}", model)
+        (heads,) = await link.call("KEYS", f"*:h:{run_id}")
+        while int(await link.call("HGET", heads, "w")) < 2:  # noqa: ASYNC110 - a bench may look now and then
+            await asyncio.sleep(0.005)
+        if (await link.call("HGET", heads, "o")).decode() == node.name:
+            return run_id
+    raise AssertionError("the other node takes everything")
+
+
+# Continuing a stream.
+
+
+async def _resume() -> list[Figure]:
+    """Read a long run through a node that never heard of it."""
+    firsts: list[float] = []
+    alls: list[float] = []
+    async with _server() as server, _node(server) as one, _node(server) as two, open_link(server.endpoint) as link:
+        for number in range(RESUMES):
+            run_id = await _owned(one, link, f"k{number}", "idle")
+            last = await one.wish(f"grow {run_id} {BEHIND}")
+            first, whole = await _caught_up(two, run_id, last - BEHIND, last)
+            firsts.append(first * 1_000)
+            alls.append(whole)
+    name = f"a stream continued on another node, {BEHIND:,} events behind, {RESUMES} times: first event, and all of it, at most"
+    met = max(firsts) < FIRST_MS and max(alls) <= ALL_S
+    ours = f"{max(firsts):.1f} ms, {max(alls):.2f} s"
+    return [Figure(name, ours, "-", "-", f"under {FIRST_MS:g} ms, within {ALL_S:g} s", met)]
+
+
+async def _caught_up(node: Node, run_id: str, after: int, last: int) -> tuple[float, float]:
+    """Seconds until the first event came, and until the last one."""
+    began = time.perf_counter()
+    reader, writer = await node.following(run_id, after)
+    await reader.readuntil(b"\nid: ")
+    first = time.perf_counter() - began
+    await reader.readuntil(b"id: %d." % last)
+    whole = time.perf_counter() - began
+    writer.close()
+    return first, whole
+
+
+# Viewers.
+
+
+async def _viewers() -> list[Figure]:
+    """Measure appends of one run beside many idle viewers of others, and what those cost Redis."""
+    async with _server() as server, _node(server) as node, open_link(server.endpoint) as link:
+        await _spoken(node, "warm", 100)
+        alone = await _spoken(node, "alone", WORDS)
+        connections = await _connections(link)
+        runs = [await node.submitted(f"idle.{number}", "idle") for number in range(VIEWED)]
+        viewers: list[Connection] = []
+        for number in range(_viewers_possible()):
+            viewers.append(await node.following(runs[number % VIEWED]))
+            await viewers[-1][0].readuntil(b'"step":1')
+        beside, now = await _spoken(node, "beside", WORDS), await _connections(link)
+        for _, writer in viewers:
+            writer.close()
+    ratio = beside / alone
+    name = f"one run of {WORDS:,} events beside {len(viewers):,} idle viewers of {VIEWED} other runs, same node"
+    return [
+        Figure(
+            f"{name}: p99 of its appends, against without them",
+            f"{beside:.2f} ms",
+            f"{alone:.2f} ms",
+            f"{ratio:.2f}",
+            f"at most {SLOWER}",
+            ratio <= SLOWER,
+        ),
+        Figure(
+            "the same: connections to Redis, against without them",
+            str(now),
+            str(connections),
+            "-",
+            "constant",
+            now == connections,
+        ),
+    ]
+
+
+def _viewers_possible() -> int:
+    """As many as files may be open, with some to spare."""
+    return min(VIEWERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100)
+
+
+async def _spoken(node: Node, key: str, words: int) -> float:
+    """Let a job say *words*; the p99 of its appends in milliseconds."""
+    await node.wish("report")
+    reader, writer = await node.following(await node.submitted(key, f"{words}x20"))
+    while b"event: run.completed" not in await reader.readline():
+        pass
+    writer.close()
+    took_ms: list[float] = (await node.wish("report"))["tookMs"]
+    return quantiles(took_ms, n=100)[98]
+
+
+async def _connections(link: SocketLink) -> int:
+    return len((await link.call("CLIENT", "LIST")).splitlines())
+
+
+# Following.
+
+
+async def _follow() -> list[Figure]:
+    """Follow runs through a node that does not execute them."""
+    async with _server() as server, _node(server) as one, _node(server) as two, open_link(server.endpoint) as link:
+        seen = await asyncio.gather(*(_seen(one, two, link, f"k{number}") for number in range(RUNS)))
+        stored = (await one.wish("report"))["storedS"]
+    delays = [
+        max(0.0, came - stored[run_id][number]) * 1_000 for run_id, items in seen for number, came in items.items()
+    ]
+    p50, p99 = quantiles(delays, n=100)[49], quantiles(delays, n=100)[98]
+    name = f"delta stored by one node to shown by another, {RUNS} runs, 100 events/s together: p50 (p99)"
+    met = p50 < P50_MS and p99 < P99_MS
+    return [Figure(name, f"{p50:.2f} ms ({p99:.2f} ms)", "-", "-", f"under {P50_MS:g} ms ({P99_MS:g} ms)", met)]
+
+
+async def _seen(one: Node, two: Node, link: SocketLink, key: str) -> tuple[str, dict[str, float]]:
+    """When each text delta of a job of node one came through node two."""
+    run_id = await _owned(one, link, key, f"{FOLLOWED}x{RUNS * 10}")
+    reader, writer = await two.following(run_id, 2)
+    came: dict[str, float] = {}
+    at = ""
+    while line := await reader.readline():
+        if line.startswith(b"id: "):
+            at = line[4:].split(b".")[0].decode()
+        if line == b"event: text.delta\n":
+            came[at] = time.perf_counter()
+        if line == b"event: run.completed\n":
+            break
+    writer.close()
+    return run_id, came
+
+
+# Appends of two nodes.
+
+
+async def _appends() -> list[Figure]:
+    """Let one node append as fast as it can, and then two at once."""
+    single: list[float] = []
+    double: list[float] = []
+    async with _server() as server:
+        for _ in range(ROUNDS):
+            single.append(await _appended(server, 1))
+            double.append(await _appended(server, NODES))
+    ratio = median(two / one for one, two in zip(single, double, strict=True))
+    name = f"appends of {NODES} nodes, one 256-byte log event each, 64 runs at once each, {os.cpu_count()} cores; against one node"
+    return [
+        Figure(name, rate(median(double)), rate(median(single)), f"{ratio:.2f}", f"at least {FASTER}", ratio >= FASTER)
+    ]
+
+
+async def _appended(server: PrivateServer, count: int) -> float:
+    """Appends in a second of *count* processes together."""
+    pipe = asyncio.subprocess.PIPE
+    words = (sys.executable, "-m", "bench.appending", str(server.socket))
+    writers = [await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe) for _ in range(count)]
+    for one in writers:
+        assert one.stdout is not None
+        await one.stdout.readline()
+    told = await asyncio.gather(*(one.communicate(b"go\n") for one in writers))
+    return sum(float(out) for out, _ in told)
+
+
+PARTS = {"takeover": _takeover, "resume": _resume, "viewers": _viewers, "follow": _follow, "appends": _appends}
+
+
+async def main(names: Sequence[str]) -> None:
+    """Print the rows, and how busy the machine was beside each."""
+    print(HEADER, flush=True)
+    for name in names or PARTS:
+        for figure in await PARTS[name]():
+            print(figure.row, f" load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1:]))

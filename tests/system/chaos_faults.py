@@ -1,0 +1,91 @@
+"""What is done to the hosts, to their Redis, and to the way between; which and when comes from the seed."""
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio
+import anyio.abc
+
+from tests.system.house import House
+from tests.system.looks import TROUBLE, connected
+from tests.system.processes import LEASE_MS, POLL_S
+
+PAUSED_S = LEASE_MS / 1_000 * 1.5
+APART_S = {"host": (0.8, 2.0), "redis": (0.3, 0.9)}
+"""Between two harms to hosts, and between two to what they need."""
+HARMS = {
+    "host": ("kill", "pause", "drain"),
+    "redis": ("delay", "drop", "cut", "half-close", "half-close-redis", "flush", "restart", "outage"),
+}
+
+
+class Harm:
+    """Does all of it, in an order by chance, and again while there is time."""
+
+    def __init__(self, house: House, chance: random.Random, seconds: float) -> None:
+        self.house = house
+        self.done: Counter[str] = Counter()
+        self._chance = chance
+        self._seconds = seconds
+        self._whole = set(house.up)
+        self._ways: dict[str, Callable[[], Awaitable[None]]] = {
+            "delay": partial(house.proxy.delayed, 0.03, 1.0),
+            "drop": partial(house.proxy.dropped, 0.5),
+            "cut": house.proxy.cut,
+            "half-close": partial(house.proxy.half_closed, "node"),
+            "half-close-redis": partial(house.proxy.half_closed, "redis"),
+            "flush": self._flush,
+            "restart": house.restart_redis,
+            "outage": self._outage,
+        }
+
+    async def run(self) -> None:
+        """Do harm for its time; afterwards all is whole again."""
+        until_s = anyio.current_time() + self._seconds
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._again, "host", self._host_soon(tasks), until_s)
+            tasks.start_soon(self._again, "redis", self._redis, until_s)
+
+    async def _again(self, of: str, do: Callable[[str], Awaitable[None]], until_s: float) -> None:
+        """Do each harm once, and again in another order, and so on."""
+        while True:
+            for harm in self._chance.sample(HARMS[of], len(HARMS[of])):
+                if anyio.current_time() >= until_s:
+                    return
+                await do(harm)
+                self.done[harm] += 1
+                await anyio.sleep(self._chance.uniform(*APART_S[of]))
+
+    def _host_soon(self, tasks: anyio.abc.TaskGroup) -> Callable[[str], Awaitable[None]]:
+        async def begun(harm: str) -> None:
+            while len(self._whole) < 2:  # noqa: ASYNC110 - one host is always left whole
+                await anyio.sleep(POLL_S)
+            number = self._chance.choice(sorted(self._whole))
+            self._whole.remove(number)
+            tasks.start_soon(self._host, harm, number)
+
+        return begun
+
+    async def _redis(self, harm: str) -> None:
+        await self._ways[harm]()
+
+    async def _host(self, harm: str, number: int) -> None:
+        if harm == "pause":
+            await self.house.pause(number, PAUSED_S)
+        else:
+            await (self.house.kill(number) if harm == "kill" else self.house.drain(number))
+            await self.house.start(number)
+        self._whole.add(number)
+
+    async def _flush(self) -> None:
+        try:
+            async with connected(self.house) as link:
+                await link.call("SCRIPT", "FLUSH")
+        except TROUBLE:
+            self.done["flush"] -= 1
+
+    async def _outage(self) -> None:
+        with self.house.outage():
+            await anyio.sleep(self._chance.uniform(0.5, 2.0))

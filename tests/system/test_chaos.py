@@ -1,0 +1,202 @@
+"""Everything at once: clients that do all there is to do over three hosts, while hosts, Redis and the way between are harmed.
+
+What is random comes from a printed seed; `CHAOS_SEED` plays one again, and `CHAOS_S` says for how many seconds.
+The deterministic twin of this is `tests/simulation`. A clock that is set is not among the harms here.
+"""
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from eventstore.link import Link
+from tests import history
+from tests.history import History, Kept, Owned
+from tests.host_rules import host_rules
+from tests.http_client import fetch
+from tests.strict_values import Object
+from tests.system import looks
+from tests.system.chaos_client import Notes
+from tests.system.chaos_faults import Harm
+from tests.system.chaos_work import SCRIPTS, Working
+from tests.system.cluster import drawn
+from tests.system.house import House, Shape, house_in
+from tests.system.processes import LEASE_MS, POLL_S, Reading, asking, gathered, streamed, streaming, types, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.repo]
+
+SLOW = pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="takes a minute: set SLOW_TESTS=1")
+SUBJECTS = ("ann", "bo", "cy", "di")
+CLIENTS = 8
+HARMED_S = float(os.environ.get("CHAOS_S") or 9)
+ENDED_S = 30.0
+"""Within this time after the last harm clients are done with what they had begun."""
+SETTLED_S = 15.0
+"""And after that nothing is open, due or held any more."""
+TICKS = 120
+TICKING: dict[str, Any] = {"ticking": {"turns": [{"repeat": {"text": "tick ", "times": TICKS}, "delay_ms": 50}]}}
+LONG: dict[str, Any] = {"ticking": {"turns": [{"repeat": {"text": "tick ", "times": TICKS}, "delay_ms": 150}]}}
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    made = Path(tempfile.mkdtemp(prefix="rs-"))
+    yield made
+    if not os.environ.get("CHAOS_KEEP"):
+        shutil.rmtree(made)
+
+
+Houses = Callable[[Shape], AbstractAsyncContextManager[House]]
+
+
+@pytest.fixture
+def built(short_folder: Path) -> Houses:
+    return partial(house_in, short_folder)
+
+
+async def _seeded() -> int:
+    """Draw a seed, or take the one that is to be played again, and print it."""
+    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1_000_000))  # noqa: S311 - no secret
+    print(f"CHAOS_SEED={seed} CHAOS_S={HARMED_S:g}")  # noqa: T201 - so that a failure can be played again
+    return seed
+
+
+async def test_whatever_happens_the_history_is_sound(built: Houses) -> None:
+    seed = await _seeded()
+    async with built(Shape(SCRIPTS, SUBJECTS, hosts=3)) as house:
+        notes, owned, over = Notes(), list[Owned](), anyio.Event()
+        harm = Harm(house, drawn(f"{seed} harm"), HARMED_S)
+        clients = [
+            Working(house, notes, SUBJECTS[number % len(SUBJECTS)], drawn(f"{seed} client {number}"))
+            for number in range(CLIENTS)
+        ]
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(looks.watched, house, owned)
+            with anyio.fail_after(HARMED_S + ENDED_S + 30):
+                async with anyio.create_task_group() as tasks:
+                    for number, client in enumerate(clients):
+                        tasks.start_soon(client.work, number, over)
+                    await harm.run()
+                    over.set()
+                    harmed_s = time.monotonic()
+            print(f"clients were done {time.monotonic() - harmed_s:.1f} s after {dict(harm.done)}")  # noqa: T201
+            async with looks.connected(house) as link:
+                found = await _settled(house, notes, owned, link)
+                strange = await looks.strange_keys(link)
+            watching.cancel_scope.cancel()
+        print(f"{len(notes.reads)} readings, {notes.moves} moves, {dict(sorted(notes.ends.items()))}")  # noqa: T201
+        assert not found, "\n".join(found)
+        assert strange == []
+
+
+async def _settled(house: House, notes: Notes, owned: list[Owned], link: Link) -> list[str]:
+    """Wait until nothing is wrong with the history, which must be soon; what is wrong then."""
+    found = ["nothing was looked at"]
+    with anyio.move_on_after(SETTLED_S):
+        while found:
+            found = history.faults(await _history(house, notes, owned, link))
+            await anyio.sleep(looks.LOOK_S)
+    return found
+
+
+async def _history(house: House, notes: Notes, owned: list[Owned], link: Link) -> History:
+    return History(
+        kept=await looks.kept_in(link),
+        reads=notes.reads,
+        acknowledged=notes.acknowledged,
+        effects=[*await looks.effects_in(house.calls), *notes.effects],
+        owned=owned,
+        outcomes=notes.outcomes,
+        held=await looks.held_in(link),
+        due=await looks.due_in(link),
+        listed=await looks.listed_in(link),
+        complaints=notes.complaints,
+    )
+
+
+@pytest.mark.parametrize(
+    ("lease_ms", "outage_s", "streams", "scripts"),
+    [
+        pytest.param(3_000, 4.0, 20, TICKING, id="4s-of-3s"),
+        pytest.param(10_000, 12.0, 50, LONG, id="12s-of-10s", marks=[SLOW, pytest.mark.slow]),
+    ],
+)
+async def test_no_stream_ends_of_an_outage_longer_than_the_lease(
+    built: Houses, lease_ms: int, outage_s: float, streams: int, scripts: dict[str, Any]
+) -> None:
+    document = asking("ticking")
+    async with built(Shape(scripts, SUBJECTS, hosts=2, lease_ms=lease_ms)) as house:
+        raw: list[bytes] = []
+        begun = 0
+
+        async def read(number: int) -> None:
+            nonlocal begun
+            async with streaming(house.host(number % 2), document, SUBJECTS[number % 4]) as stream:
+                reading = Reading(stream)
+                await reading.until(3)
+                begun += 1
+                raw.append(await reading.rest())
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(streams):
+                tasks.start_soon(read, number)
+            await until(lambda: begun == streams)
+            with house.outage():
+                began_s = time.monotonic()
+                await until(lambda: time.monotonic() > began_s + outage_s)
+                assert raw == []
+        for events in (host_rules(one, document) for one in raw):
+            last: Any = events[-1]
+            assert last["type"] == "run.completed", last
+            assert "".join(str(event["text"]) for event in events if event["type"] == "text.delta") == "tick " * TICKS
+            assert last["result"]["text"] == "tick " * TICKS
+
+
+async def test_a_paused_host_writes_nothing_after_its_leases_were_taken_over(built: Houses) -> None:
+    async with built(Shape(SCRIPTS, SUBJECTS, hosts=2)) as house, looks.connected(house) as link:
+        notes = Notes()
+        client = Working(house, notes, "ann", drawn(5))
+        jobs: list[Object] = [
+            {"key": f"k{number}", "request": asking(model, f"{number} goes on", tools=["note"])}
+            for number, model in enumerate(("long", "twice") * 4)
+        ]
+        await gathered([partial(client.posted, "/v1/jobs/submit", job, 0) for job in jobs], 8)
+        await _kept_until(link, lambda kept: sum(bool(one.of("step.started")) for one in kept) == len(jobs))
+        house.host(0).signal(signal.SIGSTOP)
+        try:
+            after = await _kept_until(link, lambda kept: all(one.ended for one in kept))
+        finally:
+            house.host(0).signal(signal.SIGCONT)
+        assert types(await streamed(house.host(0), asking("say")))[-1] == "run.completed"
+        await _ready(house, 0)
+        now = {one.actor: one for one in await looks.kept_in(link)}
+        assert [now[one.actor] for one in after] == after
+        assert any(one.of("run.claimed", "run.failed") for one in after), "nothing was taken over"
+        faults = history.faults(await _history(house, notes, [], link))
+        assert [fault for fault in faults if "due" not in fault and "permit" not in fault] == []
+
+
+async def _kept_until(link: Link, true: Callable[[list[Kept]], bool]) -> list[Kept]:
+    """Wait for what hosts bring about in Redis; what it holds then."""
+    with anyio.fail_after(LEASE_MS / 1_000 * 2 + 10):
+        while not true(kept := await looks.kept_in(link)):
+            await anyio.sleep(POLL_S)
+    return kept
+
+
+async def _ready(house: House, number: int) -> None:
+    """Wait until a host has heard of its loss and takes work again."""
+    with anyio.fail_after(10):
+        while (await fetch(house.host(number).target, "GET", "/ready")).status != 200:  # noqa: ASYNC110 - another process
+            await anyio.sleep(POLL_S)
