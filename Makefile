@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 INPUT ?= examples/letter.txt
+CHAOS_S ?= 300
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,15 +22,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-approval test test-source test-wheel check fmt bench cov wheel lock clean
+.PHONY: help install demo demo-approval test test-source test-wheel chaos check fmt bench cov wheel lock clean twin
 
 help:
 	@echo 'make demo [INPUT=file]  a run through a private Redis and a host, printed as it happens'
 	@echo 'make demo-approval      two hosts: a tool call of a run on one, decided about through the other (ANSWER=--yes or --no)'
 	@echo 'make test               the whole suite, on the sources and then on the built wheel'
+	@echo 'make chaos              hosts, Redis and the way between harmed while clients work (CHAOS_S=seconds, CHAOS_SEED=again)'
 	@echo 'make check              formatting, lint, types, architecture'
 	@echo 'make fmt                format, and mend what can be mended'
 	@echo 'make bench              the measurements of docs/benchmarks.md'
+	@echo 'make twin               thousands of deployments on virtual time, each with all that may befall one'
 	@echo 'make cov                the suite with coverage of lines and branches'
 	@echo 'make wheel              the distribution, into dist/'
 	@echo 'make lock               pin the dependencies anew'
@@ -77,12 +80,18 @@ $(WHEEL_INSTALLED): $(WHEEL_BUILT)
 	@touch $@
 
 # The suite runs in a folder of its own, where only tests/ lies: an import of ours can come from the wheel alone.
+# What tries rules in every way there is stays with the sources: it says nothing about how the program was packed.
 test-wheel: $(WHEEL_INSTALLED)
 	@room=$$(mktemp -d) && trap 'rm -rf "$$room"' EXIT && \
 	cp -R tests pyproject.toml "$$room" && python="$$PWD/$(WHEEL_VENV)/bin/python" && cd "$$room" && \
 	export PATH="$$(dirname "$$python"):$$PATH" PYTHONPATH="$$room" PYTHONSAFEPATH=1 && \
 	"$$python" -c 'import runstream; assert "$(WHEEL_VENV)" in runstream.__file__, runstream.__file__' && \
-	"$$python" -m pytest -m 'not repo'
+	"$$python" -m pytest -m 'not repo and not exhaustive'
+
+# The seed is printed first; the same seed does the same harm, and asks for the same things, in the same order.
+chaos: export CHAOS_S := $(CHAOS_S)
+chaos: $(INSTALLED)
+	SLOW_TESTS=1 $(BIN)/python -m pytest -s tests/system/test_chaos.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check $(FORMATTED)
@@ -97,6 +106,9 @@ fmt: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench
+
+twin: $(INSTALLED)
+	$(BIN)/python -m tests.simulation --seeds 5000
 
 cov: $(INSTALLED)
 	$(BIN)/coverage erase

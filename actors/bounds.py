@@ -29,18 +29,16 @@ class Bounds(NamedTuple):
 
 def accept(request: RunRequest, bounds: Bounds, **more: Any) -> run.Accept:
     """The command that takes *request* on within *bounds*; *more* are its other members."""
-    return run.Accept(
-        **{
-            "request": request,
-            "max_steps": bounds.max_steps,
-            "max_output_tokens": bounds.max_output_tokens,
-            "max_attempts": bounds.max_attempts,
-            "idle_timeout_ms": bounds.idle_timeout_ms,
-            "account": bounds.account,
-            "tools": bounds.tools,
-            "budgets": bounds.budgets,
-            "accounted": bounds.accounted,
-            "retention_ms": bounds.retention_ms,
-            **more,
-        }
-    )
+    members: dict[str, Any] = {
+        "request": request,
+        "max_steps": bounds.max_steps,
+        "max_output_tokens": bounds.max_output_tokens,
+        "max_attempts": bounds.max_attempts,
+        "idle_timeout_ms": bounds.idle_timeout_ms,
+        "account": bounds.account,
+        "tools": bounds.tools,
+        "budgets": bounds.budgets,
+        "accounted": bounds.accounted,
+        "retention_ms": bounds.retention_ms,
+    }
+    return run.Accept(**(members | more))

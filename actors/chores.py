@@ -49,7 +49,7 @@ class Chores:
                 case "usage":
                     await self._node.account(actor)
                 case "client":
-                    if not self._node.clients.has(actor):
+                    if judging and not self._node.clients.has(actor):
                         await self._around.shell.tell(
                             actor, run.Cancel(GONE, "client"), command_id=self._around.fresh_id()
                         )

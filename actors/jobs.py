@@ -200,8 +200,6 @@ class Jobs:
             ended = state if isinstance(state, run.Ended) else None
         job = Job(known.id, known.accepted, page.heads, ended if page.heads.ended else None, len(left_out))
         items = hidden.renumbered(page.items, left_out)
-        if not items and page.items and page.items[-1].number < page.heads.feed:
-            return await self._interactive_page(known, hidden.shown_before(page.items[-1].number, left_out), limit)
         return JobPage(job, _within(items, limit))
 
     async def _counted(self, job: Job) -> Job:

@@ -6,7 +6,7 @@ Everything here is a second's routine or the consequence of a hint; what is true
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RENEWED_AT_ONCE_MAX = 64
+CLIENTS_S = 0.25
+"""How often it is looked whose attached clients must be made known again; the shortest grace is a second."""
 SHUTTING_DOWN = Problem("CANCELLED", "The host is shutting down.")
 _HISTORY_LOST = Problem("HISTORY_LOST", "The store lost what was recorded of this run.", outcome="uncertain")
 _INTERNAL = Problem("INTERNAL_ERROR", "The run failed unexpectedly.")
@@ -97,6 +99,8 @@ class Node:
         self.closing = anyio.Event()
         self.executing: dict[str, Execution] = {}
         self.tasks = tasks
+        self.left = False
+        """Whether nothing can be begun here any more: what ran was ended by the drain."""
         self.worker: Worker | None = None
         """Takes queued jobs up, where this host has jobs."""
         self.accounts: Accounts | None = None
@@ -109,7 +113,7 @@ class Node:
         self._waiters: dict[str, anyio.Event] = {}
         self._idle = anyio.Event()
         self.settlements = Settlements(around.shell, around.audit, self.told, tasks)
-        self.clients = Clients(around.store, tasks.start_soon)
+        self.clients = Clients(around.store, self.soon)
         self._chores = Chores(self)
         self._under_way: set[tuple[str, int]] = set()
         """Which partitions have a renewal or a sweep that is not answered yet."""
@@ -180,7 +184,12 @@ class Node:
 
     def end_soon(self, actor: str, command: run.Cancel | run.Fail) -> None:
         """End a run whatever becomes of the asker: the append belongs to the node."""
-        self.tasks.start_soon(self._end, actor, command)
+        self.soon(self._end, actor, command)
+
+    def soon(self, work: Callable[..., Any], *args: Any) -> None:
+        """Do *work* beside all else; a node that was left does nothing any more, for what ran was ended by its drain."""
+        if not self.left:
+            self.tasks.start_soon(work, *args)
 
     async def carried_out(self, work: Callable[[], Awaitable[T]], undo: Callable[[T], None]) -> T:
         """Do *work* as the node's own: a caller that leaves ends its waiting, and then *undo* gets the result."""
@@ -429,7 +438,7 @@ class Node:
             tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._sweep)
             tasks.start_soon(self._every, self.settings.reassured_s, self._reassure)
             tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
-            tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self.clients.keep)
+            tasks.start_soon(self._every, CLIENTS_S, self.clients.keep)
             if self.worker is not None:
                 tasks.start_soon(self.worker.work)
 
@@ -530,7 +539,8 @@ class Node:
         """Take off the outboxes what need not be kept any longer."""
         store = self.around.store
         for partition in range(store.deployment.partitions):
-            await store.prune(partition, store.now_ms() - self.settings.audit_kept_ms)
+            with suppress(Unavailable):  # the next round comes
+                await store.prune(partition, store.now_ms() - self.settings.audit_kept_ms)
 
     async def _reassure(self) -> None:
         """Ask again for waiting permits, and say that running ones are in use, should the ledger have forgotten."""
@@ -574,6 +584,7 @@ async def open_node(
         finally:
             with anyio.CancelScope(shield=True):
                 await node.drain()
+                node.left = True
             tasks.cancel_scope.cancel()
     if failed is not None:
         raise failed

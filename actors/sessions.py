@@ -30,7 +30,11 @@ class Holder(NamedTuple):
 
 def everything_of(subject: str) -> Holder:
     """*subject* as somebody who may do everything with its own sessions."""
-    return Holder(subject, lambda _: True, frozenset({"create", "read", "continue", "delete"}))
+
+    def any_provider(_: str) -> bool:
+        return True
+
+    return Holder(subject, any_provider, frozenset({"create", "read", "continue", "delete"}))
 
 
 class Wanted(NamedTuple):

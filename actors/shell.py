@@ -332,7 +332,7 @@ class Shell(Generic[S, C, E]):
                     hold.feed, hold.feed_bytes = heads.feed, heads.feed_bytes
                 await self._catch_up(hot)
             case es.Ended(heads=(heads, *_)):
-                if not heads.ended:
+                if not heads.ended and heads.log == own.log:
                     raise Moved
                 await self._catch_up(hot)
             case es.OutsideWindow():

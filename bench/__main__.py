@@ -7,7 +7,7 @@ import uvloop
 
 from bench.figures import HEADER
 
-ALL = ("appends", "streams", "latency", "rebuild", "decisions", "jobs")
+ALL = ("appends", "streams", "latency", "rebuild", "decisions", "jobs", "cluster")
 
 
 async def main(names: list[str]) -> None:

@@ -217,17 +217,20 @@ class SocketMessages:
         while channel in self._wanted:
             if self._closed:
                 raise ConnectionLost(f"{self._place!r} was left")
-            if self._ear is None or self._ear.lost.is_set():
+            ear = self._ear
+            if ear is None or ear.lost.is_set():
                 self._back.clear()
                 await self._back.wait()
                 continue
-            confirmed = self._wanted[channel] or self._subscribed(self._ear, channel)
+            confirmed = self._wanted[channel] or self._subscribed(ear, channel)
             self._wanted[channel] = confirmed
             answer = await asyncio.shield(confirmed)
             if answer is None:
                 return
             if isinstance(answer, ReplyError):
                 raise answer
+            # It is on its way out, which the loop must be let hear of: an answer that is there at once waits for nothing.
+            await ear.lost.wait()
 
 
 async def _all(replies: Iterable[asyncio.Future[Any]]) -> None:

@@ -88,9 +88,21 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 DEFAULTS = Options()
-NO_FEED = FeedOf(
-    lambda _: None, lambda feed, _: feed, lambda _feed, _event: (), lambda _feed, _item: False, lambda _: None
-)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _no_items(_feed: object, _event: object) -> tuple[bytes, ...]:
+    return ()
+
+
+def _never(_feed: object, _item: bytes) -> bool:
+    return False
+
+
+NO_FEED = FeedOf(start=_nothing, fold=_nothing, items=_no_items, too_large=_never, thaw=_nothing)
 """Of an actor that nobody follows."""
 NO_TOOLS: Mapping[str, Tool] = {}
 

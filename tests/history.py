@@ -3,6 +3,7 @@
 Nothing here waits, reads a clock or rolls a die. Whoever gathers a history leaves out what it cannot know.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -115,7 +116,7 @@ class History(NamedTuple):
     """In the order in which they were written."""
     outcomes: Sequence[Outcome] = ()
     held: Mapping[str, Iterable[str]] = {}
-    """Holders of permits, by pool, once all is over."""
+    """Holders of permits that are in use, by pool, once all is over; one that is not begun lapses by itself."""
     due: Sequence[tuple[str, str]] = ()
     """Actors and reasons that are due or will be, once all is over."""
     listed: Sequence[tuple[str, str]] = ()
@@ -175,6 +176,23 @@ def one_end(history: History) -> Iterator[str]:
             yield f"{read.reader} read on in {read.feed} after its end"
         if read.over and read.events and not ends:
             yield f"{read.reader} was told that {read.feed} is over, and saw no end"
+
+
+def texts_whole(history: History) -> Iterator[str]:
+    """What was streamed of a turn is what the turn says, nothing of it twice."""
+    for kept in history.kept:
+        if kept.kind != "run" or not kept.whole:
+            continue
+        streamed = [""]
+        for number in sorted(kept.feed):
+            if _type_of(kept.feed[number]) == "step.started":
+                streamed.append("")
+            elif _type_of(kept.feed[number]) == "text.delta":
+                streamed[-1] += json.loads(kept.feed[number])["text"]
+        for event in kept.of("turn.completed"):
+            step, text = event["step"], event.get("text", "")
+            if event.get("streamed") and (step >= len(streamed) or streamed[step] != text):
+                yield f"step {step} of {kept.actor} says {text!r}, and showed {streamed[step:][:1]}"
 
 
 def all_ended(history: History) -> Iterator[str]:
@@ -407,6 +425,7 @@ CHECKS = (
     contiguous,
     same_for_all,
     one_end,
+    texts_whole,
     all_ended,
     one_writer,
     effects_once,

@@ -119,7 +119,8 @@ async def _told(
     if streamed:
         await _streamed(parts, attended, stream)
         return None
-    return _result(call.admitted.headers, await _last(attended.items()), attended.run_id, parts.limits.answer_bytes_max)
+    last = await _last_while_open(parts, attended)
+    return _result(call.admitted.headers, last, attended.run_id, parts.limits.answer_bytes_max)
 
 
 async def _streamed(parts: Parts, attended: Attended, stream: Stream) -> None:
@@ -138,6 +139,30 @@ async def _streamed(parts: Parts, attended: Attended, stream: Stream) -> None:
         tasks.cancel_scope.cancel()
     if not stream.ended:
         await stream.part(random.randint(*RETRY_MS))  # noqa: S311 - spreads readers, guards nothing
+
+
+async def _last_while_open(parts: Parts, attended: Attended) -> Item:
+    """The terminal item; a run that may be resumed is only waited for until the host closes.
+
+    Raises:
+        Refused: HOST_SHUTTING_DOWN; it names the run, which goes on elsewhere.
+        Torn: there is no terminal item.
+    """
+    if not attended.resumable:
+        return await _last(attended.items())
+    found: list[Item] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def closing() -> None:
+            await parts.gate.closing.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(closing)
+        found.append(await _last(attended.items()))
+        tasks.cancel_scope.cancel()
+    if not found:
+        raise Refused(problems.CLOSING.code, problems.CLOSING.message, retryable=True, run_id=attended.run_id)
+    return found[0]
 
 
 async def _last(batches: AsyncIterator[Sequence[Item]]) -> Item:

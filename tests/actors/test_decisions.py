@@ -10,7 +10,8 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from actors import run
+from actors import calls, run
+from actors.decider import Refusal
 from actors.decisions import Caller
 from actors.errors import Refused
 from eventstore.memory import Memory, MemoryStore
@@ -605,3 +606,15 @@ async def test_an_append_about_a_review_stays_in_one_partition() -> None:
     both = [asked for asked in seen if len(asked.parts) == 2]
     assert [len(asked.outbox) for asked in both] == [1, 1]
     assert [[part.actor == run_id for part in asked.parts] for asked in both] == [[True, False], [True, False]]
+
+
+async def test_whoever_decides_by_what_it_saw_before_another_did_is_told_so_and_nothing_else() -> None:
+    async with waiting(origin="foreground") as world:
+        approval_id = open_companion(world.memory, "approval")
+        settle = calls.Settle(approval_id, "denied", "ann", awaits_audit=False)
+        await world.two.state(world.run_id)  # seen while it waited
+        await world.one.decisions.decide(anybody(), approval_id, world.run_id, CALL, "approve")
+        told = await world.two.node.around.shell.tell(world.run_id, settle, command_id="late", fresh=True)
+        assert isinstance(told.answer, Refusal)
+        assert told.answer.problem.code == "APPROVAL_NOT_FOUND"
+        assert (await over(world))[-1] == "run.completed"

@@ -391,6 +391,21 @@ async def test_a_cursor_ahead_of_what_pages_show_is_refused_though_the_feed_goes
         assert await code_of(two.page(job, ended.cursor + 1)) == "INVALID_JOB_CURSOR"
 
 
+async def test_a_job_that_is_erased_while_its_page_is_read_has_expired() -> None:
+    memory = new_memory(Clock())
+    async with counters(using(), memory, count=1) as (one,):
+        job = await one.ended(await one.interactive("k", approvals=None))
+        store: Any = one.host.store
+        page = store.page
+
+        async def erased_before(*words: Any) -> Any:
+            await one.host.node.around.shell.erase(job.id, command_id="erase")
+            return await page(*words)
+
+        store.page = erased_before
+        assert await code_of(one.page(job)) == "JOB_EXPIRED"
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_at_every_moment_pages_are_what_old_clients_accept(seed: int) -> None:
     chance = Random(seed)  # noqa: S311 - the same interleaving each time

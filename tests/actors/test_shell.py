@@ -35,7 +35,7 @@ RunShell = Shell[run.State, run.Command, Any]
 
 
 def shell(store: Store, kind: Any = kinds.RUN, **bounds: int) -> RunShell:
-    return Shell(store, kind, FEED, **bounds)
+    return Shell(store, kind, FEED, **bounds)  # type: ignore[arg-type]
 
 
 class Open(Protocol):

@@ -194,12 +194,9 @@ def _judge(world: World, run_id: str, left: Sequence[RunEvent], step: int) -> No
         assert isinstance(end, RunFailed), step
         assert end.cause == "node", step
         assert end.problem.code == ("TOOL_OUTCOME_UNCERTAIN" if _under_way(log) else "OPERATION_UNCERTAIN"), step
-    elif _in_a_model_call(left):
+    elif _in_a_model_call(left) or (isinstance(left[-1], ToolStarted) and not world.kind.idempotent):
         assert isinstance(end, RunFailed), step
-        assert end.problem.code == "OPERATION_UNCERTAIN", step
-    elif isinstance(left[-1], ToolStarted) and not world.kind.idempotent:
-        assert isinstance(end, RunFailed), step
-        assert end.problem.code == "TOOL_OUTCOME_UNCERTAIN", step
+        assert end.problem.code == "JOB_INTERRUPTED", step
     else:
         assert isinstance(end, RunCompleted), (step, end)
         assert bool(calls_of) != world.kind.application, step

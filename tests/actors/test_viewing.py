@@ -10,6 +10,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from actors import run
@@ -17,11 +18,12 @@ from actors.bounds import accept
 from actors.errors import Problem, Refused
 from actors.events import RunAccepted
 from actors.plan import Claiming, Hold
-from actors.viewing import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, cursor_of, digest_of
+from actors.viewing import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, cursor_of, digest_of, refused_by
 from eventstore.fake_link import fake_server
 from eventstore.fake_store import open_fake_store
 from eventstore.memory import Memory, MemoryStore
-from eventstore.store import Item, Store
+from eventstore.reader import CursorAhead, CursorTooOld
+from eventstore.store import HistoryLost, Item, Store
 from projections import wire_feed
 from runstream.host import Host
 from tests.actors.reviewing import begun
@@ -205,6 +207,15 @@ async def test_whatever_is_said_to_be_a_cursor_is_answered_at_once(
             follows = number <= 5 and (digest is None or number == 0 or text == told[number - 1])
             expected = list(range(number + 1, 6)) if follows else "HISTORY_LOST" if digest else "INVALID_CURSOR"
             assert await paged(host, written_run.run_id, text) == expected, text
+
+
+def test_what_the_feed_refuses_in_the_middle_is_told_like_what_is_refused_at_once() -> None:
+    told = {
+        error: refused_by(error, "r").problem for error in (CursorAhead(5, 3), CursorTooOld(1, 4), HistoryLost("r"))
+    }
+    assert [problem.code for problem in told.values()] == ["INVALID_CURSOR", "CURSOR_EXPIRED", "HISTORY_LOST"]
+    assert [problem.oldest for problem in told.values()] == [UNSET, 4, UNSET]
+    assert [problem.outcome for problem in told.values()] == [UNSET, UNSET, "uncertain"]
 
 
 def run_of(items: Sequence[Item]) -> str:

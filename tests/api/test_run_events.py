@@ -19,6 +19,7 @@ from api.app import Edge, Gate, Limits, create_app
 from api.grants import Policy
 from api.parts import Parts
 from eventstore.memory import Memory, MemoryStore
+from eventstore.store import Unavailable
 from runstream.host import Host
 from tests.actors.conversing import holding
 from tests.actors.reviewing import HOST, CountingTool, call, tooled, using, wanted
@@ -381,6 +382,37 @@ async def test_other_paths_and_hosts_without_it_have_no_such_route() -> None:
             protocol = await sent(one.app, "GET", b"/v1/protocol", [(b"authorization", b"Bearer ann")])
             assert ("stream-resumption" in json.loads(protocol.body)["features"]) == told_of
             assert "approval-inbox" in json.loads(protocol.body)["features"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_no_rule_foresaw_is_counted_and_says_nothing(
+    caplog: pytest.LogCaptureFixture, *, stream: bool
+) -> None:
+    async with ended(saying("hi")) as (door, run_id, _):
+
+        async def broken(*_: Any) -> Any:
+            raise RuntimeError("secret-text")
+
+        shell: Any = door.host.node.around.shell
+        shell.state = broken
+        headers = [(b"authorization", b"Bearer ann")] + [STREAM] * stream
+        told = await sent(door.app, "GET", f"/v1/runs/{run_id}/events".encode(), headers)
+        assert (told.status, code(told)) == (500, "INTERNAL_ERROR")
+        assert door.app.parts.faults.count == 1
+        assert "secret-text" not in told.body.decode() + caplog.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_store_that_does_not_answer_is_told_as_such(*, stream: bool) -> None:
+    async with ended(saying("hi")) as (door, run_id, _):
+
+        async def paused(*_: Any) -> Any:
+            raise Unavailable("an outage")
+
+        shell: Any = door.host.node.around.shell
+        shell.state = paused
+        told = await door.get(run_id, stream=stream)
+        assert (told.status, code(told)) == (503, "STORE_UNAVAILABLE")
 
 
 # Streams that begin in one place and go on in another.

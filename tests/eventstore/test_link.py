@@ -468,6 +468,18 @@ async def test_a_confirmed_subscription_hears_everything_later(endpoint: Endpoin
     assert heard.gaps == 0
 
 
+async def test_who_subscribes_while_the_connection_goes_waits_for_the_next_one(endpoint: Endpoint) -> None:
+    heard = Heard()
+    async with open_messages(endpoint, heard.message, heard.gap) as messages:
+        await messages.subscribe("before")
+        ear = messages._ear
+        assert ear is not None
+        ear.drop()
+        with anyio.fail_after(5):
+            await messages.subscribe("meanwhile")
+        assert await published(endpoint, "PUBLISH", "meanwhile", "x") == 1
+
+
 async def test_a_lost_subscriber_subscribes_again_and_says_that_there_was_a_gap(endpoint: Endpoint) -> None:
     heard = Heard()
     async with open_messages(endpoint, heard.message, heard.gap) as messages:

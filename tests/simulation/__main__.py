@@ -32,17 +32,22 @@ def main() -> int:
         count += 1
         failed += bool(verdict.faults)
         _print(verdict, trace=asked.trace)
-    print(f"{count} seeds, {failed} failed, {time.monotonic() - began:.1f} s")
+    _say(f"{count} seeds, {failed} failed, {time.monotonic() - began:.1f} s")
     return min(failed, 1)
 
 
 def _print(verdict: Verdict, *, trace: bool) -> None:
     if trace:
         for line in verdict.lines:
-            print(line)
-        print(f"seed {verdict.seed}: {verdict.runs} actors, {verdict.at_s:.1f} s")
+            _say(str(line))
+        _say(f"seed {verdict.seed}: {verdict.runs} actors, {verdict.at_s:.1f} s")
     for fault in verdict.faults:
-        print(f"seed {verdict.seed}: {fault}", flush=True)
+        _say(f"seed {verdict.seed}: {fault}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

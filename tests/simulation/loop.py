@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import gc
 import heapq
+import logging
 import random
 import sys
 import uuid
@@ -15,7 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import anyio.to_thread
 from anyio._backends import _asyncio as backend
@@ -25,6 +26,7 @@ import actors.foreground
 import actors.node
 
 T = TypeVar("T")
+Words = TypeVarTuple("Words")
 
 MACHINE: contextvars.ContextVar[str] = contextvars.ContextVar("MACHINE", default="")
 """On which machine this runs; empty: outside all nodes."""
@@ -66,7 +68,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._dead: set[str] = set()
         self._kept: list[Any] = []
         """Whatever a dead machine left: it must not even be cleaned up."""
-        self.set_task_factory(self._made)
+        made: Any = self._made
+        self.set_task_factory(made)
 
     @override
     def time(self) -> float:
@@ -74,7 +77,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @override
     def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+        self,
+        when: float,
+        callback: Callable[[Unpack[Words]], object],
+        *args: *Words,
+        context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._count += 1
@@ -98,7 +105,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let go of all tasks, which nothing will carry on."""
         for one in self._kept:
             if isinstance(one, asyncio.Task):
-                one._log_destroy_pending = False
+                one._log_destroy_pending = False  # type: ignore[attr-defined]
+                backend._task_states.pop(one, None)  # what is known there of a task keeps it alive
         self._kept.clear()
         self._ready.clear()
         self._timers.clear()
@@ -176,31 +184,41 @@ def run(main: Callable[[VirtualLoop], Awaitable[T]], seed: int, mono_ms: Callabl
         try:
             return loop.run_until_complete(_awaited(main, loop))
         finally:
-            _swept_away(loop)
+            asyncio.set_event_loop(None)
+            loop.close()
+            loop.forget()
+            sys.unraisablehook = _unheard
+            logging.disable()
+
+
+def _unheard(_: object) -> None:
+    """Say nothing of what cannot be raised."""
 
 
 async def _awaited(main: Callable[[VirtualLoop], Awaitable[T]], loop: VirtualLoop) -> T:
     return await main(loop)
 
 
-def _swept_away(loop: VirtualLoop) -> None:
-    """Drop what is left without a word: whatever was killed closes with complaints."""
-    asyncio.set_event_loop(None)
-    loop._ready.clear()
-    loop.close()
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+@contextmanager
+def swept_up() -> Iterator[None]:
+    """Drop without a word what the body leaves: whatever was killed closes with complaints."""
+    gc.disable()  # not at any moment, and so the same for each seed
+    hook = sys.unraisablehook
     try:
+        yield
+    finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loop.forget()
             gc.collect()
-    finally:
+            gc.collect()  # what the first one closed
         sys.unraisablehook = hook
+        logging.disable(logging.NOTSET)
+        gc.enable()
 
 
 @contextmanager
 def _patched(loop: VirtualLoop, seed: int, mono_ms: Callable[[VirtualLoop], int]) -> Iterator[None]:
-    chance = random.Random(f"ids {seed}")
+    chance = random.Random(f"ids {seed}")  # noqa: S311 - a test's
     random.seed(f"jitter {seed}")
 
     def fresh() -> uuid.UUID:
@@ -216,7 +234,6 @@ def _patched(loop: VirtualLoop, seed: int, mono_ms: Callable[[VirtualLoop], int]
         begun(scope, *words, **named)
         scope._tasks, scope._child_scopes = Ordered(), Ordered()
 
-    gc.disable()
     with (
         _instead(uuid, "uuid4", fresh),
         _instead(actors.node, "mono_ms", clock),
@@ -224,10 +241,7 @@ def _patched(loop: VirtualLoop, seed: int, mono_ms: Callable[[VirtualLoop], int]
         _instead(anyio.to_thread, "run_sync", _inline),
         _instead(scopes, "__init__", begin),
     ):
-        try:
-            yield
-        finally:
-            gc.enable()
+        yield
 
 
 @contextmanager

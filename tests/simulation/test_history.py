@@ -27,6 +27,7 @@ def feed_of(*kinds: str) -> dict[int, bytes]:
     return {number: item(kind, number) for number, kind in enumerate(kinds, 1)}
 
 
+DELTA = b'{"type":"text.delta","text":"hi"}'
 SHOWN = ("run.started", "tool.called", "approval.requested", "approval.resolved", "tool.completed", "run.completed")
 SOUND = History(
     kept=(
@@ -120,7 +121,7 @@ def with_event(name: str, version: int, **members: Any) -> History:
 
 def also(**more: Any) -> History:
     """The sound history, and more of something."""
-    return SOUND._replace(**{name: (*getattr(SOUND, name), one) for name, one in more.items()})
+    return SOUND._replace(**dict[str, Any]({name: (*getattr(SOUND, name), one) for name, one in more.items()}))
 
 
 def held(**pools: tuple[str, ...]) -> History:
@@ -132,7 +133,10 @@ def test_a_sound_history_has_no_fault() -> None:
 
 
 BROKEN: Mapping[str, tuple[History, str]] = {
-    "an event that is missing": (with_actor(RUN, log=actor(RUN).log[:3] + actor(RUN).log[4:]), "log of run has a gap"),
+    "an event that is missing": (
+        with_actor(RUN, log=[*actor(RUN).log[:3], *actor(RUN).log[4:]]),
+        "log of run has a gap",
+    ),
     "an item that is missing": (with_actor(RUN, feed={1: item("run.started", 1)}), "feed of run has a gap"),
     "an item beyond the head": (with_actor(RUN, feed_head=5), "goes beyond its head 5"),
     "a reader that saw a gap": (
@@ -164,6 +168,14 @@ BROKEN: Mapping[str, tuple[History, str]] = {
         "the feed of run ends at [6, 7]",
     ),
     "an end in the log alone": (with_actor(RUN, feed=feed_of(*SHOWN[:5]), feed_head=5), "the feed of run ends at []"),
+    "a text that is streamed twice": (
+        with_actor(
+            RUN,
+            log=[*actor(RUN).log[:4], entry(5, "x1.3", "turn.completed", step=1, text="hi", streamed=True)],
+            feed=dict(enumerate((item("step.started", 1), DELTA, DELTA), 1)),
+        ),
+        "says 'hi', and showed ['hihi']",
+    ),
     "a run that never ends": (
         with_actor(JOB, log=actor(JOB).log[:5], log_head=5, ended=False, feed=feed_of("run.started"), feed_head=1),
         "the run job has not ended",

@@ -1,8 +1,8 @@
 """What clients do: they ask any node for anything, leave, come back elsewhere, ask again, decide twice and late."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -71,7 +71,7 @@ class Client:
         self.world = world
         self.name = f"c{number}"
         self.subject = ("ann", "bob", "cat")[number % 3]
-        self.chance = random.Random(f"client {world.seed} {number}")
+        self.chance = random.Random(f"client {world.seed} {number}")  # noqa: S311 - a test's
         self._tasks = tasks
         self._count = 0
         self._asked: set[str] = set()
@@ -190,7 +190,7 @@ class Client:
 
     async def conversation(self, name: str) -> None:
         """A session and some turns, one after another; sometimes it is deleted in between."""
-        created = await self._somehow(lambda host: self._session(host))
+        created = await self._somehow(self._session)
         if created is None:
             return
         revision = 0
@@ -317,7 +317,7 @@ class Client:
 
     # Taking part.
 
-    def _take_part(self, thing: str, how: Callable[[Any], Awaitable[None]], what: Any) -> None:
+    def _take_part(self, thing: str, how: Callable[[Any], Coroutine[Any, Any, None]], what: Any) -> None:
         if thing not in self._asked:
             self._asked.add(thing)
             self._tasks.start_soon(how, what)
@@ -328,7 +328,8 @@ class Client:
         """Decide about a call, on any node, soon or late."""
         chance = self.chance
         await anyio.sleep(chance.choice((0.01, 0.3, 1.0, 2.9, 3.5)))
-        (decision,) = chance.choices(("approve", "deny", "cancel"), (8, 1, 1))
+        decisions: Sequence[Literal["approve", "deny", "cancel"]] = ("approve", "deny", "cancel")
+        (decision,) = chance.choices(decisions, (8, 1, 1))
         approval_id, run_id, call = approval["approvalId"], approval["runId"], approval["call"]
 
         async def decided(host: Host) -> None:
@@ -429,7 +430,7 @@ class Client:
     async def _paged(self, job_id: str) -> None:
         """Read a job's pages from whatever node, until it has ended."""
         events: list[tuple[int, bytes]] = []
-        over = False
+        over, page = False, None
         for _ in range(60):
             after = events[-1][0] if events else 0
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import anyio
 import msgspec
 from msgspec import Raw
+from typing_extensions import override
 
 from actors import jobs, session
 from actors.errors import Refused
@@ -20,6 +21,7 @@ from actors.foreground import Attended
 from actors.node import NodeSettings
 from actors.ports import AssistantMessage, ModelContext, ModelRequest, ToolContext, ToolDefinition, Turn, UserMessage
 from actors.request import Features
+from eventstore.ledger import Pool
 from eventstore.memory import Memory
 from eventstore.store import Append, Caps, Deployment, Item, Recorded, Unavailable
 from projections import wire_feed
@@ -141,7 +143,7 @@ class Machine:
         self._answers: dict[asyncio.Future[Any], asyncio.Task[None]] = {}
         self._sockets: dict[Socket, None] = {}
         self.wire = Wire(world.network, name, world.mono_of(name))
-        self.start(self._served())
+        self.serving = self.start(self._served())
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let something run here."""
@@ -298,6 +300,7 @@ class Line(NamedTuple):
     at_s: float
     words: tuple[Any, ...]
 
+    @override
     def __str__(self) -> str:
         return f"{self.at_s:9.4f}  " + " ".join(map(_shown, self.words))
 
@@ -308,12 +311,12 @@ class World:
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         self.loop = loop
         self.seed = seed
-        self.chance = random.Random(f"world {seed}")
+        self.chance = random.Random(f"world {seed}")  # noqa: S311 - a test's
         self.lines: list[Line] = []
         self.jumped_ms = 0
         self.offsets: dict[str, int] = {}
         self.memory = Memory(Deployment("twin", PARTITIONS, b"k" * 32), self.redis_ms)
-        self.network = Network(loop, self.memory, random.Random(f"network {seed}"), self.say)
+        self.network = Network(loop, self.memory, random.Random(f"network {seed}"), self.say)  # noqa: S311 - a test's
         self.model = FakeModel(scripted)
         self.model.info = msgspec.structs.replace(
             INFO,
@@ -325,7 +328,11 @@ class World:
                 "nativeContinuation": True,
             },
         )
-        kinds = (("pay", {}), ("put", {"idempotent": True}), ("check", {"reviewed": True}))
+        kinds: Sequence[tuple[str, dict[str, bool]]] = (
+            ("pay", {}),
+            ("put", {"idempotent": True}),
+            ("check", {"reviewed": True}),
+        )
         self.tools: dict[str, Any] = {name: Paying(self, name, **of) for name, of in kinds}
         self.options = Options(
             features=Features(idempotency=True, approvals=True, application_tools=True),
@@ -408,8 +415,9 @@ class World:
                 if reason != "retention":
                     return f"{reason} of {actor} is due"
         for name, pool in self.memory.ledger._pools.items():
-            if name in {"runs", "approvals", "tickets"} and (pool.held or pool.line.waiters or pool.queue.waiters):
-                return f"the pool {name} is in use: {[*pool.held, *pool.line.waiters, *pool.queue.waiters][0]}"
+            for holder in [*_held(pool, self.redis_ms()), *pool.line.waiters, *pool.queue.waiters]:
+                if name in {"runs", "approvals", "tickets"}:
+                    return f"the pool {name} is in use: {holder}"
         return ""
 
     def history(self) -> History:
@@ -429,7 +437,7 @@ class World:
             ],
             outcomes=self.outcomes,
             held={
-                name: [*(one for one, permit in pool.held.items() if not permit.begin_by_ms), *pool.line.waiters]
+                name: [one for one, permit in pool.held.items() if not permit.begin_by_ms]
                 for name, pool in memory.ledger._pools.items()
             },
             due=[member for due in memory.due.values() for member in due],
@@ -442,6 +450,11 @@ def _place(error: BaseException) -> str:
     """Where *error* was raised, innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     return " < ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(frames[-4:]))
+
+
+def _held(pool: Pool, now_ms: int) -> list[str]:
+    """Who holds a permit of *pool*; one that was not begun in time is none, whether or not anybody has noticed."""
+    return [one for one, permit in pool.held.items() if not 0 < permit.begin_by_ms <= now_ms]
 
 
 def _stays(kept: Any) -> bool:
@@ -464,6 +477,7 @@ class Overheard(logging.Handler):
         super().__init__(logging.INFO)
         self._world = world
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         words = (MACHINE.get(), record.levelname.lower(), record.getMessage())
         failed = record.exc_info[1] if record.exc_info else None

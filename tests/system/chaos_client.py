@@ -12,7 +12,7 @@ import anyio
 from tests.history import ENDS, Acknowledged, Effect, Outcome, Read, Said
 from tests.http_client import Stream, opened
 from tests.strict_values import Object
-from tests.system.cluster import LOST, asking_once
+from tests.system.cluster import LOST, asking_once, drawn
 from tests.system.house import House
 from tests.system.processes import POLL_S, headers_of
 
@@ -73,17 +73,18 @@ class Seen(NamedTuple):
 
 
 class Client:
-    """One client; whatever it does by chance comes from its seed."""
+    """One client; what it does comes from its *chance*, and from *luck* whatever depends on when something happens."""
 
     def __init__(self, house: House, notes: Notes, subject: str, chance: random.Random) -> None:
         self.house = house
         self.notes = notes
         self.subject = subject
         self.chance = chance
+        self.luck = drawn(chance.randrange(1_000_000))
 
     async def posted(self, path: str, document: Object, first: int = -1) -> Any:
         """The answer to a request that may be sent twice; None if it was refused for good."""
-        status, body = await self.house.answered(path, document, self.subject, self.chance, first)
+        status, body = await self.house.answered(path, document, self.subject, self.luck, first)
         if status == 200:
             return body
         await self.refused(path, body)
@@ -103,7 +104,7 @@ class Client:
             try:
                 status, body = await asking_once(self.house.host(number), "/v1/runs", document, self.subject, READ_S)
             except LOST:
-                number = self.chance.choice(self.house.up or [0])
+                number = self.luck.choice(self.house.up or [0])
             else:
                 error: Any = {} if status == 200 else body["error"]  # type: ignore[index, call-overload]
                 if not error.get("retryable") and error.get("code") != "OPERATION_STORE_ERROR":
@@ -118,7 +119,7 @@ class Client:
         """Read a run to its end, from what was seen on, through one host after the other."""
         while not seen.is_over:
             self.notes.moves += 1
-            most = self.chance.choice((0, 0, 5, 25))
+            most = self.luck.choice((0, 0, 5, 25))
             path = f"/v1/runs/{run_id}/events"
             how = await self._read("GET", path, {}, seen, on_event, most)
             if how == "over" and not seen.is_over:
@@ -146,7 +147,7 @@ class Client:
         headers += [("Last-Event-ID", seen.ids[-1])] if seen.ids else []
         body = json.dumps(document).encode() if document else None
         try:
-            host = self.house.host(self.chance.choice(self.house.up or [0]))
+            host = self.house.host(self.luck.choice(self.house.up or [0]))
             async with opened(host.target, method, path, headers, body, deadline_s=READ_S) as stream:
                 if stream.status == 204:
                     return "over"

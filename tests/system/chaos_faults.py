@@ -1,6 +1,5 @@
 """What is done to the hosts, to their Redis, and to the way between; which and when comes from the seed."""
 
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 import anyio
 import anyio.abc
 
+from tests.system.cluster import drawn
 from tests.system.house import House
 from tests.system.looks import TROUBLE, connected
 from tests.system.processes import LEASE_MS, POLL_S
@@ -24,10 +24,10 @@ HARMS = {
 class Harm:
     """Does all of it, in an order by chance, and again while there is time."""
 
-    def __init__(self, house: House, chance: random.Random, seconds: float) -> None:
+    def __init__(self, house: House, seed: int, seconds: float) -> None:
         self.house = house
         self.done: Counter[str] = Counter()
-        self._chance = chance
+        self._chances = {of: drawn(f"{seed} {of}") for of in HARMS}
         self._seconds = seconds
         self._whole = set(house.up)
         self._ways: dict[str, Callable[[], Awaitable[None]]] = {
@@ -50,19 +50,20 @@ class Harm:
 
     async def _again(self, of: str, do: Callable[[str], Awaitable[None]], until_s: float) -> None:
         """Do each harm once, and again in another order, and so on."""
+        chance = self._chances[of]
         while True:
-            for harm in self._chance.sample(HARMS[of], len(HARMS[of])):
+            for harm in chance.sample(HARMS[of], len(HARMS[of])):
                 if anyio.current_time() >= until_s:
                     return
                 await do(harm)
                 self.done[harm] += 1
-                await anyio.sleep(self._chance.uniform(*APART_S[of]))
+                await anyio.sleep(chance.uniform(*APART_S[of]))
 
     def _host_soon(self, tasks: anyio.abc.TaskGroup) -> Callable[[str], Awaitable[None]]:
         async def begun(harm: str) -> None:
             while len(self._whole) < 2:  # noqa: ASYNC110 - one host is always left whole
                 await anyio.sleep(POLL_S)
-            number = self._chance.choice(sorted(self._whole))
+            number = self._chances["host"].choice(sorted(self._whole))
             self._whole.remove(number)
             tasks.start_soon(self._host, harm, number)
 
@@ -88,4 +89,4 @@ class Harm:
 
     async def _outage(self) -> None:
         with self.house.outage():
-            await anyio.sleep(self._chance.uniform(0.5, 2.0))
+            await anyio.sleep(self._chances["redis"].uniform(0.5, 2.0))

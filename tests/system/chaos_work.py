@@ -75,7 +75,7 @@ class Working(Client):
         document = _request(name, self.chance.choice(("say", "note"))) | {"idempotencyKey": name.replace(" ", ":")}
         first, second = self.chance.sample(range(3), 2)
         answers = [*await both(partial(self.asked, document, first), partial(self.asked, document, second))]
-        answers.append(await self.asked(document, self.chance.randrange(3)))
+        answers.append(await self.asked(document, self.luck.randrange(3)))
         self.notes.ends[f"keyed {'completed' if answers[0][0] == 200 else 'not'}"] += 1
         if len({status for status, _ in answers}) > 1:
             self.notes.complaints.append(f"the key of {name} was answered {answers}")
@@ -94,6 +94,7 @@ class Working(Client):
             "request": _request(name, self.chance.choice(("note", "twice"))),
         }
         first, second = self.chance.sample(range(3), 2)
+        cancels = self.chance.random() < 0.15
         submit = partial(self.posted, "/v1/jobs/submit", submission)
         one, two = await both(partial(submit, first), partial(submit, second))
         if one is None or two is None:
@@ -101,7 +102,7 @@ class Working(Client):
         if one["id"] != two["id"]:
             self.notes.complaints.append(f"the key of {name} stands for {one['id']} and {two['id']}")
         await self.acknowledged("job", one["id"])
-        if self.chance.random() < 0.15 and await self.posted("/v1/jobs/cancel", {"id": one["id"]}) is not None:
+        if cancels and await self.posted("/v1/jobs/cancel", {"id": one["id"]}) is not None:
             await self.acknowledged("cancelled", one["id"])
         await self._read_job(one["id"], "job")
         await self._paged(one["id"])
@@ -121,15 +122,16 @@ class Working(Client):
     async def talk(self, name: str) -> None:
         """Create a session, take turns, and maybe delete it."""
         wanted: Object = {"provider": "scripted", "model": "say", "mode": "history"}
+        turns, deletes = self.chance.randint(1, 3), self.chance.random() < 0.3
         snapshot = await self.posted("/v1/sessions/create", wanted)
         if snapshot is None:
             return
         session_id = snapshot["session"]["id"]
         await self.acknowledged("session", session_id)
-        for at in range(self.chance.randint(1, 3)):
+        for at in range(turns):
             if not await self._turn(session_id, f"{name}.{at}"):
                 return
-        if self.chance.random() < 0.3 and await self.posted("/v1/sessions/delete", {"id": session_id}) is not None:
+        if deletes and await self.posted("/v1/sessions/delete", {"id": session_id}) is not None:
             await self.acknowledged("deleted", session_id)
 
     async def _turn(self, session_id: str, said: str) -> bool:
@@ -140,7 +142,7 @@ class Working(Client):
             return False
         document: Object = {**_request(said, "say"), "session": {"id": session_id, "revision": session["revision"]}}
         try:
-            host = self.house.host(self.chance.choice(self.house.up or [0]))
+            host = self.house.host(self.luck.choice(self.house.up or [0]))
             status, body = await asking_once(host, "/v1/runs", document, self.subject)
         except LOST:
             return True
@@ -169,7 +171,7 @@ class Working(Client):
         seen = Seen([], [])
         more = True
         while more:
-            asked: Object = {"id": job_id, "after": len(seen.events), "limit": self.chance.choice((4, 10, 100))}
+            asked: Object = {"id": job_id, "after": len(seen.events), "limit": self.luck.choice((4, 10, 100))}
             page = await self.posted("/v1/jobs/events", asked)
             for event in page["events"]:
                 seen.events.append((event["sequence"], json.dumps(event, separators=(",", ":")).encode()))
@@ -185,7 +187,7 @@ class Working(Client):
 
     async def _decide(self, approval: Any) -> None:
         """Decide, maybe two ways at once."""
-        outcomes = self.chance.choice((("approve",), ("approve",), ("deny",), ("approve", "deny")))
+        outcomes = self.luck.choice((("approve",), ("approve",), ("deny",), ("approve", "deny")))
         await both(*(partial(self._decided, approval, outcome) for outcome in outcomes))
 
     async def _decided(self, approval: Any, decision: str) -> None:
@@ -208,7 +210,7 @@ class Working(Client):
         }
         document: Object = {**named, "output": {"found": 3}}
         deliver = partial(self.posted, "/v1/tool-executions/results", document)
-        for done in await both(*[deliver] * self.chance.choice((1, 2))):
+        for done in await both(*[deliver] * self.luck.choice((1, 2))):
             if done is not None:
                 await self.acknowledged("delivery", execution["runId"], call)
 

@@ -24,7 +24,6 @@ from tests import history
 from tests.history import History, Kept, Owned
 from tests.host_rules import host_rules
 from tests.http_client import fetch
-from tests.strict_values import Object
 from tests.system import looks
 from tests.system.chaos_client import Notes
 from tests.system.chaos_faults import Harm
@@ -38,11 +37,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.repo]
 SLOW = pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="takes a minute: set SLOW_TESTS=1")
 SUBJECTS = ("ann", "bo", "cy", "di")
 CLIENTS = 8
-HARMED_S = float(os.environ.get("CHAOS_S") or 9)
+HARMED_S = float(os.environ.get("CHAOS_S") or 6)
 ENDED_S = 30.0
 """Within this time after the last harm clients are done with what they had begun."""
 SETTLED_S = 15.0
 """And after that nothing is open, due or held any more."""
+PAUSED = 8
 TICKS = 120
 TICKING: dict[str, Any] = {"ticking": {"turns": [{"repeat": {"text": "tick ", "times": TICKS}, "delay_ms": 50}]}}
 LONG: dict[str, Any] = {"ticking": {"turns": [{"repeat": {"text": "tick ", "times": TICKS}, "delay_ms": 150}]}}
@@ -74,30 +74,30 @@ async def _seeded() -> int:
 
 async def test_whatever_happens_the_history_is_sound(built: Houses) -> None:
     seed = await _seeded()
-    async with built(Shape(SCRIPTS, SUBJECTS, hosts=3)) as house:
-        notes, owned, over = Notes(), list[Owned](), anyio.Event()
-        harm = Harm(house, drawn(f"{seed} harm"), HARMED_S)
-        clients = [
-            Working(house, notes, SUBJECTS[number % len(SUBJECTS)], drawn(f"{seed} client {number}"))
-            for number in range(CLIENTS)
-        ]
+    async with built(Shape(SCRIPTS, SUBJECTS, hosts=3)) as house, looks.connected(house) as link:
+        notes, owned, found = Notes(), list[Owned](), [""]
         async with anyio.create_task_group() as watching:
             watching.start_soon(looks.watched, house, owned)
-            with anyio.fail_after(HARMED_S + ENDED_S + 30):
-                async with anyio.create_task_group() as tasks:
-                    for number, client in enumerate(clients):
-                        tasks.start_soon(client.work, number, over)
-                    await harm.run()
-                    over.set()
-                    harmed_s = time.monotonic()
-            print(f"clients were done {time.monotonic() - harmed_s:.1f} s after {dict(harm.done)}")  # noqa: T201
-            async with looks.connected(house) as link:
-                found = await _settled(house, notes, owned, link)
-                strange = await looks.strange_keys(link)
+            await _harmed(house, notes, seed)
+            found = await _settled(house, notes, owned, link)
             watching.cancel_scope.cancel()
         print(f"{len(notes.reads)} readings, {notes.moves} moves, {dict(sorted(notes.ends.items()))}")  # noqa: T201
         assert not found, "\n".join(found)
-        assert strange == []
+        assert await looks.strange_keys(link) == []
+
+
+async def _harmed(house: House, notes: Notes, seed: int) -> None:
+    """Let clients work while harm is done, and finish what they had begun."""
+    over = anyio.Event()
+    harm, began_s = Harm(house, seed, HARMED_S), time.monotonic()
+    with anyio.fail_after(HARMED_S + ENDED_S + 30):
+        async with anyio.create_task_group() as tasks:
+            for number in range(CLIENTS):
+                subject, chance = SUBJECTS[number % len(SUBJECTS)], drawn(f"{seed} client {number}")
+                tasks.start_soon(Working(house, notes, subject, chance).work, number, over)
+            await harm.run()
+            over.set()
+    print(f"clients were done after {time.monotonic() - began_s:.1f} s and {dict(harm.done)}")  # noqa: T201
 
 
 async def _settled(house: House, notes: Notes, owned: list[Owned], link: Link) -> list[str]:
@@ -164,39 +164,39 @@ async def test_no_stream_ends_of_an_outage_longer_than_the_lease(
 
 
 async def test_a_paused_host_writes_nothing_after_its_leases_were_taken_over(built: Houses) -> None:
-    async with built(Shape(SCRIPTS, SUBJECTS, hosts=2)) as house, looks.connected(house) as link:
-        notes = Notes()
-        client = Working(house, notes, "ann", drawn(5))
-        jobs: list[Object] = [
-            {"key": f"k{number}", "request": asking(model, f"{number} goes on", tools=["note"])}
-            for number, model in enumerate(("long", "twice") * 4)
-        ]
-        await gathered([partial(client.posted, "/v1/jobs/submit", job, 0) for job in jobs], 8)
-        await _kept_until(link, lambda kept: sum(bool(one.of("step.started")) for one in kept) == len(jobs))
+    document = asking("ticking", resume={"graceMs": 60_000})
+    async with built(Shape(TICKING | SCRIPTS, SUBJECTS, hosts=2)) as house, looks.connected(house) as link:
+
+        async def begun(number: int) -> None:
+            async with streaming(house.host(0), document, SUBJECTS[number % 4]) as stream:
+                await Reading(stream).until(3)
+
+        await gathered([partial(begun, number) for number in range(PAUSED)], PAUSED)
         house.host(0).signal(signal.SIGSTOP)
         try:
             after = await _kept_until(link, lambda kept: all(one.ended for one in kept))
         finally:
             house.host(0).signal(signal.SIGCONT)
+        lost = [one.actor for one in after if one.of("run.failed")]
+        assert len(lost) == len(after) == PAUSED
         assert types(await streamed(house.host(0), asking("say")))[-1] == "run.completed"
         await _ready(house, 0)
         now = {one.actor: one for one in await looks.kept_in(link)}
         assert [now[one.actor] for one in after] == after
-        assert any(one.of("run.claimed", "run.failed") for one in after), "nothing was taken over"
-        faults = history.faults(await _history(house, notes, [], link))
-        assert [fault for fault in faults if "due" not in fault and "permit" not in fault] == []
 
 
 async def _kept_until(link: Link, true: Callable[[list[Kept]], bool]) -> list[Kept]:
     """Wait for what hosts bring about in Redis; what it holds then."""
     with anyio.fail_after(LEASE_MS / 1_000 * 2 + 10):
-        while not true(kept := await looks.kept_in(link)):
+        while not true(kept := await looks.kept_in(link)):  # noqa: ASYNC110 - another process sets no event of ours
             await anyio.sleep(POLL_S)
     return kept
 
 
 async def _ready(house: House, number: int) -> None:
     """Wait until a host has heard of its loss and takes work again."""
+    status = 0
     with anyio.fail_after(10):
-        while (await fetch(house.host(number).target, "GET", "/ready")).status != 200:  # noqa: ASYNC110 - another process
+        while status != 200:
+            status = (await fetch(house.host(number).target, "GET", "/ready")).status
             await anyio.sleep(POLL_S)

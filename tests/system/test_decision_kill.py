@@ -119,7 +119,7 @@ async def _a_foreground_run_is_interrupted(house: House) -> None:
 async def _a_started_call_is_uncertain(house: House) -> None:
     run_id, log = await killed(house, "job", "after")
     assert isinstance(log[-1], RunFailed)
-    assert (log[-1].problem.code, log[-1].problem.outcome) == ("TOOL_OUTCOME_UNCERTAIN", "uncertain")
+    assert (log[-1].problem.code, log[-1].problem.outcome) == ("JOB_INTERRUPTED", "uncertain")
     assert house.ran(run_id) == []
 
 
