@@ -172,7 +172,7 @@ class Memory:
         ripe: list[Ripe] = []
         for at, _, (actor, reason) in past[:most]:
             lease_ms = due.get((actor, "lease"), 0) if reason == "work" else 0
-            moved_ms = SOON_MS if reason == "lease" and not judging else MOVED_MS
+            moved_ms = SOON_MS if reason in {"lease", "client"} and not judging else MOVED_MS
             due[actor, reason] = lease_ms if lease_ms > now else now + moved_ms
             if lease_ms <= now:
                 ripe.append(Ripe(actor, reason, at))

@@ -3,7 +3,8 @@
 -- KEYS    due
 -- ARGV    how many at most; 1 if whoever sweeps may judge whether a lease has lapsed
 -- Returns {Redis time, then for each member taken: <actor>|<reason>, the time it was due}
---         Each is moved 2 s ahead, a lease that may not be judged a quarter second. `work` under a living lease is not taken but moved to that lease's end.
+--         Each is moved 2 s ahead; a lease that may not be judged, `client` among them, a quarter second.
+--         `work` under a living lease is not taken but moved to that lease's end.
 --         Touches nothing but KEYS[1], so a half-moved slot cannot break it.
 
 local call = redis.call
@@ -18,7 +19,7 @@ for i = 1, #past, 2 do
   if lease > now then
     call('ZADD', KEYS[1], lease, member)
   else
-    local soon = ARGV[2] == '0' and string.sub(member, -6) == '|lease'
+    local soon = ARGV[2] == '0' and (string.sub(member, -6) == '|lease' or string.sub(member, -7) == '|client')
     call('ZADD', KEYS[1], now + (soon and 250 or 2000), member)
     out[#out + 1], out[#out + 2] = member, past[i + 1]
   end

@@ -400,6 +400,30 @@ async def test_a_run_whose_node_dies_in_a_model_call_ends_interrupted() -> None:
     assert model.calls == 1
 
 
+async def test_a_model_call_of_which_nothing_was_shown_is_made_again_where_the_host_says_so() -> None:
+    tool = CountingTool()
+    scene = Scene(using(call("host")), tool, marker="turn.completed", after=False)
+    async with scene.open(resuming(LONG_MS, **wanted(HOST, approvals=None))) as two:
+        two.node.settings = replace(two.node.settings, repeats_model_calls=True)
+        items = await scene.bury(two)
+    assert contiguous(items)
+    assert types(items)[-1] == "run.completed"
+    assert types(items).count("step.started") == 2
+    assert len(tool.seen) == 1
+
+
+async def test_a_model_call_that_showed_text_is_not_made_again_whatever_the_host_says() -> None:
+    model = stalling("some ", "text")
+    scene = Scene(model)
+    async with scene.open(resuming(LONG_MS)) as two:
+        two.node.settings = replace(two.node.settings, repeats_model_calls=True)
+        await until(lambda: "text.delta" in types(scene.seen))
+        scene.store.dead.set()
+        items = await scene.bury(two)
+    assert types(items)[-1] == "run.failed"
+    assert model.calls == 1
+
+
 async def test_a_run_that_waits_for_a_person_does_not_mind_that_its_node_dies() -> None:
     tool = CountingTool("reviewed", reviewed=True)
     scene = Scene(using(call("reviewed")), tool)

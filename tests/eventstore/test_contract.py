@@ -764,6 +764,15 @@ async def test_a_sweep_that_moved_a_lapsed_lease_does_not_make_it_look_alive(sto
     await recorded(store, one("claim", CLAIM))
 
 
+async def test_who_may_not_judge_yet_leaves_a_lapsed_lease_to_be_taken_again_soon(store: Store, house: House) -> None:
+    due = (Due(RUN, "client", 5), Due(RUN, "idle", 7))
+    await recorded(store, Append(command="begin", parts=begin(lease_ms=0).parts, due=due))
+    ripe, now_ms = await store.sweep(0, judging=False)
+    assert {one.reason for one in ripe} == {"client", "idle", "lease"}
+    soon = {f"{RUN}|lease": now_ms + 250, f"{RUN}|client": now_ms + 250}
+    assert await house.due(0) == soon | {f"{RUN}|idle": now_ms + 2000}
+
+
 async def test_unowned_work_is_taken(store: Store) -> None:
     await recorded(store, Append(command="b", parts=begin(owner=None).parts, due=(Due(RUN, "work", 1),)))
     assert list((await store.sweep(0))[0]) == [Ripe(RUN, "work", 1)]

@@ -323,6 +323,7 @@ def test_every_verb_has_its_instrument() -> None:
 async def test_without_the_extra_there_is_no_text_and_the_api_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("WARNING")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     async with open_telemetry(TelemetrySettings(metrics=True), "n1", NOTHING) as heard:
         assert heard.exposition is None

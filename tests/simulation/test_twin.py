@@ -6,7 +6,7 @@ import sys
 
 from tests.simulation.trouble import played
 
-SEEDS = 40
+SEEDS = 70
 """As many as some ten seconds take; `make twin` plays thousands."""
 
 
