@@ -129,7 +129,7 @@ class Executor:
             return None
         match effect:
             case run.AwaitPermit():
-                await self._granted_or_leaving()
+                await (self._granted_or_leaving() if run.resumable(state) else self._granted.wait())
                 self._progress_s = anyio.current_time()
                 return run.Start() if self._granted.is_set() else None
             case run.BeginStep(step):

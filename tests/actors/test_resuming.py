@@ -53,10 +53,11 @@ def anything(_: RunAccepted) -> bool:
 
 @asynccontextmanager
 async def two_nodes(
-    model: Model, memory: Memory, *tools: Tool, drain_s: float = 0.01, **options: Any
+    model: Model, memory: Memory, *tools: Tool, drain_s: float = 0.01, routine_ms: int = 10, **options: Any
 ) -> AsyncIterator[tuple[Host, Host]]:
+    first = replace(SLOW, drain_s=drain_s, routine_ms=routine_ms)
     async with (
-        tooled(model, MemoryStore(memory, "n1"), *tools, node=replace(SLOW, drain_s=drain_s), **options) as one,
+        tooled(model, MemoryStore(memory, "n1"), *tools, node=first, **options) as one,
         tooled(model, MemoryStore(memory, "n2"), *tools, node=QUICK_TO_JUDGE, **options) as two,
     ):
         yield one, two
@@ -124,7 +125,8 @@ async def test_a_client_that_comes_back_in_time_on_another_node_misses_nothing()
 async def test_a_client_that_does_not_come_back_in_time_cancels_its_run() -> None:
     clock, model = Clock(), holding()
     memory = new_memory(clock)
-    async with two_nodes(model, memory) as (one, two):
+    # The first one sweeps seldom: it may not judge for long, and in step with the second it would take all away from it.
+    async with two_nodes(model, memory, routine_ms=1_000) as (one, two):
         run_id = await begun(one, resuming())
         await left(memory, run_id)
         assert not over(memory, run_id)

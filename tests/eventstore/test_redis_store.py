@@ -104,7 +104,7 @@ async def opened() -> AsyncIterator[Opened]:
             lambda hear, _: open_fake_messages(server, hear),
             DEPLOYMENT,
             "one",
-            patience_s=0.2,
+            patience_s=0.6,
         )
         yield Opened(await stack.enter_async_context(opening), link)
 

@@ -101,7 +101,7 @@ class Host:
 def served(settings: Path, environment: Mapping[str, str] | None = None) -> Iterator[Host]:
     """Run a host until the block ends; whatever became of it, nothing of it is left."""
     errors = settings.with_suffix(".stderr")
-    words = [sys.executable, "-m", "runstream", "serve", "--config", str(settings)]
+    words = [sys.executable, "-X", "faulthandler", "-m", "runstream", "serve", "--config", str(settings)]
     with (
         errors.open("a") as stderr,
         subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment) as process,
@@ -117,6 +117,10 @@ def served(settings: Path, environment: Mapping[str, str] | None = None) -> Iter
                 process.terminate()
             try:
                 process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)  # which makes it say where it hangs
+                process.wait(DEADLINE_S)
+                raise AssertionError(f"the host did not end: {errors.read_text()[-6_000:]}") from None
             finally:
                 process.kill()
 
