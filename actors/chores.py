@@ -59,6 +59,8 @@ class Chores:
             return  # its owner lives, or the sweep comes again
         except HistoryLost:
             log.exception("the store lost the history of %s", actor)
+        except Exception:  # what one actor does must not hold up the rest of its partition
+            log.exception("the chore %s of %s failed, and comes again", ripe.reason, actor)
 
     async def _look_for_work(self, actor: str) -> None:
         """Take up a run that was handed over; line a queued job up again, should the ledger have forgotten it."""

@@ -39,6 +39,13 @@ class Refused(Exception):
         outcome: Literal["uncertain"] | UnsetType = "uncertain" if uncertain else UNSET
         self.problem = Problem(code, message or code, retryable, outcome, run_id, oldest)
 
+    @classmethod
+    def of(cls, problem: Problem) -> "Refused":
+        """The refusal that tells *problem*."""
+        refused = cls(problem.code, problem.message)
+        refused.problem = problem
+        return refused
+
     @property
     def code(self) -> str:
         """The stable code that clients branch on."""

@@ -234,7 +234,7 @@ class Foreground:
         )
         told = await around.shell.tell(key_id, reserve, command_id=begun.claim.holder)
         if isinstance(told.answer, Refusal):
-            raise _refused(told.answer.problem)
+            raise Refused.of(told.answer.problem)
         assert isinstance(told.state, run.Reserved)  # noqa: S101 - a plain run has another fingerprint
         if not told.events:
             await self._check_access(begun)
@@ -245,7 +245,7 @@ class Foreground:
         shell = self._node.around.shell
         state, heads = await shell.state(key.run_id)
         if isinstance(state, run.New) and key.burned:
-            raise _refused(BURNED)
+            raise Refused.of(BURNED)
         if isinstance(state, run.New):
             try:
                 met = await self._turn(key.run_id, begun, key.fingerprint)
@@ -306,7 +306,7 @@ class Foreground:
             not_after_ms=begun.permit.begin_by_ms if command.admitted else 0,
         )
         if isinstance(told.answer, Refusal):
-            raise _refused(told.answer.problem)
+            raise Refused.of(told.answer.problem)
         if not told.events:
             return told
         node.execute(told.state, Hold.of(run_id, told.heads), sent, begun.claim)
@@ -373,7 +373,3 @@ def _check_streamed(request: RunRequest, *, streamed: bool) -> None:
         raise Refused("TOOL_STREAM_REQUIRED", "Application tools need an event stream.")
     if request.approvals is not None and not streamed:
         raise Refused("APPROVAL_STREAM_REQUIRED", "Interactive approvals need an event stream.")
-
-
-def _refused(problem: Problem) -> Refused:
-    return Refused(problem.code, problem.message, retryable=problem.retryable, uncertain=problem.outcome == "uncertain")

@@ -232,7 +232,7 @@ class Jobs:
         reserve = run.ReserveKey(asked.caller.subject, asked.print_of, run_id)
         told = await around.shell.tell(key_id, reserve, command_id=around.fresh_id())
         if isinstance(told.answer, Refusal):
-            raise _refused(told.answer.problem)
+            raise Refused.of(told.answer.problem)
         return told.state.run_id if isinstance(told.state, run.Reserved) else key_id
 
     async def _turn(self, asked: "_Asked") -> SessionTurn | None:
@@ -258,7 +258,7 @@ class Jobs:
             not_after_ms=begin_by_ms,
         )
         if isinstance(told.answer, Refusal):
-            raise _refused(told.answer.problem)
+            raise Refused.of(told.answer.problem)
         if told.events:
             await self._lined_up(job_id, told.state)
         return await self._counted(self._shown(job_id, told.state, told.heads, caller.subject, lambda _: True))
@@ -365,7 +365,3 @@ def _no_job() -> Refused:
 
 def _ahead() -> Refused:
     return Refused("INVALID_JOB_CURSOR", "The cursor is ahead of the job.")
-
-
-def _refused(problem: Problem) -> Refused:
-    return Refused(problem.code, problem.message, retryable=problem.retryable, uncertain=problem.outcome == "uncertain")

@@ -139,7 +139,7 @@ class Sessions:
         )
         turn = session.turn(named.id, state, version, wish, self._limits)
         if isinstance(turn, Problem):
-            raise _refused(turn)
+            raise Refused.of(turn)
         return turn
 
     async def allowed(self, holder: Holder, request: RunRequest) -> None:
@@ -154,18 +154,18 @@ class Sessions:
         self._check_account(state)
         created = state.created
         if (request.provider, request.model) != (created.provider, created.model):
-            raise _refused(session.MISMATCH)
+            raise Refused.of(session.MISMATCH)
         if not self._continues(created.provider, created.mode):
-            raise _refused(session.UNSUPPORTED)
+            raise Refused.of(session.UNSUPPORTED)
 
     async def _found(self, holder: Holder, session_id: str, operation: str) -> tuple[session.Open, int]:
         """Look a session up for an operation, with the version of its log."""
         if not values.is_actor_id(session_id):
-            raise _refused(session.NOT_FOUND)
+            raise Refused.of(session.NOT_FOUND)
         state, heads = await self._around.sessions.state(session_id)
         opened = session.found(state, holder.subject, self._around.store.now_ms())
         if opened is None:
-            raise _refused(session.NOT_FOUND)
+            raise Refused.of(session.NOT_FOUND)
         if not holder.may_use(opened.created.provider) or operation not in holder.operations:
             raise Refused("FORBIDDEN", "This token does not allow the operation.")
         return opened, heads.log
@@ -177,7 +177,7 @@ class Sessions:
         if facts is None:
             raise Refused("UNKNOWN_PROVIDER", "There is no such provider instance")
         if not self._continues(wanted.provider, wanted.mode):
-            raise _refused(session.UNSUPPORTED)
+            raise Refused.of(session.UNSUPPORTED)
         if facts.models is not None and wanted.model not in facts.models:
             raise Refused("UNSUPPORTED_MODEL", "This provider instance does not offer that model")
         account = self._around.account_of(wanted.provider)
@@ -204,7 +204,7 @@ class Sessions:
         )
         if isinstance(told.answer, Refusal):
             await store.give(SESSIONS_POOL, session_id, self._caps)
-            raise _refused(told.answer.problem)
+            raise Refused.of(told.answer.problem)
         await store.begun(claim)
         assert isinstance(told.state, session.Open)  # noqa: S101 - a random id is new
         return Shown(session_id, told.state)
@@ -239,7 +239,3 @@ class Sessions:
     def _continues(self, provider: str, mode: SessionMode) -> bool:
         facts = self._around.providers.get(provider)
         return facts is not None and facts.capabilities.get(CAPABILITIES[mode]) is True
-
-
-def _refused(problem: Problem) -> Refused:
-    return Refused(problem.code, problem.message)

@@ -216,7 +216,7 @@ class Shell(Generic[S, C, E]):
                     hold.feed_bytes += sum(map(len, items))
                     return
                 case es.Conflict(heads=(heads,)):
-                    hold.feed = heads.feed
+                    hold.feed, hold.feed_bytes = heads.feed, heads.feed_bytes
                     command = f"d{hold.epoch}.{hold.feed}"
                 case es.Lost(actor=actor):
                     raise es.HistoryLost(actor)

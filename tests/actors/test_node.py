@@ -17,7 +17,7 @@ from actors.ports import ModelContext, ModelRequest, Turn
 from eventstore.follow import CursorTooOld
 from eventstore.ledger import MemoryLedger
 from eventstore.memory import Memory, MemoryStore
-from eventstore.store import Append, Caps, Event, Part, Unavailable
+from eventstore.store import Append, Caps, Due, Event, Part, Unavailable
 from runstream.host import Host
 from tests.actors.support import (
     DEADLINE_S,
@@ -399,3 +399,19 @@ async def test_an_executor_that_fails_leaves_a_failed_run() -> None:
             assert isinstance(last.event, RunFailed)
             assert last.event.problem.code == "INTERNAL_ERROR"
         await until(lambda: not host.node.executing)
+
+
+async def test_an_actor_that_nobody_can_read_does_not_hold_up_the_rest_of_its_partition(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    memory = new_memory()
+    torn, asked = "00000000-0000-8000-8000-00000000000a", "00000000-0000-8000-8000-00000000000b"
+    store = MemoryStore(memory, "n1")
+    for actor, data in ((torn, b"no event"), (asked, b'{"type":"approval.expired","at_ms":1}')):
+        part = Part(actor=actor, log=0, events=(Event(data),), ended=True)
+        due = (Due(actor, "idle" if actor == torn else "permit", 1 if actor == torn else 2),)
+        await store.append(Append(command=actor, parts=(part,), due=due))
+    async with hosted(saying("x"), store) as host:
+        await host.node.swept()
+        await until(lambda: (asked, "permit") not in memory.due[store.partition_of(asked)])
+    assert f"the chore idle of {torn} failed" in caplog.text
