@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from itertools import islice
+from math import inf
 from typing import Any, TypeVar
 
 import anyio
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RENEWED_AT_ONCE_MAX = 64
+SWEPT_S_MIN = 0.1
+"""A partition is swept no more often, whatever is due there."""
 CLIENTS_S = 0.25
 """How often it is looked whose attached clients must be made known again; the shortest grace is a second."""
 SHUTTING_DOWN = Problem("CANCELLED", "The host is shutting down.")
@@ -115,8 +117,8 @@ class Node:
         self.settlements = Settlements(around.shell, around.audit, self.told, tasks)
         self.clients = Clients(around.store, self.soon)
         self._chores = Chores(self)
-        self._under_way: set[tuple[str, int]] = set()
-        """Which partitions have a renewal or a sweep that is not answered yet."""
+        self._renewing: set[int] = set()
+        """Which partitions have a renewal that is not answered yet."""
         around.shell.changed = self._changed
         around.shell.recorded = self._recorded
         around.telemetry.watch(self.levels)
@@ -435,7 +437,8 @@ class Node:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._hear, tasks)
             tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._renew)
-            tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._sweep)
+            for partition in range(self.around.store.deployment.partitions):
+                tasks.start_soon(self._sweep, partition)
             tasks.start_soon(self._every, self.settings.reassured_s, self._reassure)
             tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
             tasks.start_soon(self._every, CLIENTS_S, self.clients.keep)
@@ -450,21 +453,6 @@ class Node:
             except Exception:
                 log.exception("a routine failed and goes on")
             await anyio.sleep_until(began + seconds)
-
-    def _apart(self, errand: str, partition: int, work: Callable[[], Awaitable[None]]) -> None:
-        """Do *work* beside all else, unless the last one of its kind still waits: one partition's pause is only its own."""
-
-        async def do() -> None:
-            try:
-                await work()
-            except Exception:
-                log.exception("to %s partition %d failed and is tried again", errand, partition)
-            finally:
-                self._under_way.discard((errand, partition))
-
-        if (errand, partition) not in self._under_way:
-            self._under_way.add((errand, partition))
-            self.tasks.start_soon(do)
 
     async def _hear(self, tasks: TaskGroup) -> None:
         while True:
@@ -488,13 +476,19 @@ class Node:
         mine: dict[int, dict[str, int]] = {}
         for actor, execution in self.executing.items():
             mine.setdefault(self.around.store.partition_of(actor), {})[actor] = execution.hold.epoch
-        for partition, epochs in mine.items():
-            self._apart("renew", partition, partial(self._renew_in, partition, epochs))
+        for partition in mine.keys() - self._renewing:  # one partition's pause is only its own
+            self._renewing.add(partition)
+            self.tasks.start_soon(self._renew_in, partition, mine[partition])
 
     async def _renew_in(self, partition: int, epochs: Mapping[str, int]) -> None:
-        async with anyio.create_task_group() as tasks:
-            for some in _chunks(epochs, RENEWED_AT_ONCE_MAX):
-                tasks.start_soon(self._renew_some, partition, some)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for some in _chunks(epochs, RENEWED_AT_ONCE_MAX):
+                    tasks.start_soon(self._renew_some, partition, some)
+        except Exception:
+            log.exception("to renew leases in partition %d failed and is tried again", partition)
+        finally:
+            self._renewing.discard(partition)
         renewed, self._renewed = self._renewed, anyio.Event()
         renewed.set()
 
@@ -516,24 +510,34 @@ class Node:
                 if heads.log > self.around.shell.version(actor):
                     await self._caught_up(actor)
 
-    async def _sweep(self) -> None:
-        for partition in range(self.around.store.deployment.partitions):
-            self._apart("sweep", partition, partial(self._sweep_one, partition))
+    async def _sweep(self, partition: int) -> None:
+        """Sweep a partition each routine, and in between when something there is due."""
+        routine_s = self.settings.routine_ms / 1_000
+        while True:
+            began, due = anyio.current_time(), inf
+            try:
+                due = await self._sweep_one(partition)
+            except Exception:
+                log.exception("to sweep partition %d failed and is tried again", partition)
+            await anyio.sleep_until(min(began + routine_s, max(began + SWEPT_S_MIN, due)))
 
-    async def _sweep_one(self, partition: int) -> None:
+    async def _sweep_one(self, partition: int) -> float:
+        """Do what is due there; when the next is due by the loop's clock, never where nothing is."""
         watch = self._watches.get(partition, Watch())
         try:
             judging = self.claims and watch.may_judge(self.settings.lease_ms, mono_ms())
-            ripe, redis_ms = await self.around.store.sweep(partition, judging=judging)
+            swept = await self.around.store.sweep(partition, judging=judging)
         except Unavailable:
             if watch.row is not None:
                 self.around.telemetry.store_paused()
             self._watches[partition] = watch.failed()
-            return
-        self._watches[partition] = watch.answered(mono_ms(), redis_ms)
+            return inf
+        due = anyio.current_time() + (swept.next_ms - swept.now_ms) / 1_000 if swept.next_ms else inf
+        self._watches[partition] = watch.answered(mono_ms(), swept.now_ms)
         judging = self._watches[partition].may_judge(self.settings.lease_ms, mono_ms())
-        for one in ripe:
+        for one in swept.ripe:
             await self._chores.do(one, judging=judging)
+        return due
 
     async def _prune(self) -> None:
         """Take off the outboxes what need not be kept any longer."""

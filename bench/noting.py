@@ -120,7 +120,7 @@ async def main(socket: str) -> None:
             profile="standard",
             redis=RedisSettings(socket=Path(socket)),
             tokens=(token,),
-            node=NodeSection(lease_ms=3_000, routine_ms=500),
+            node=NodeSection(lease_ms=3_000),
             scheduling=SchedulingSettings(total=10_000, per_subject=10_000),
             jobs=JobsSettings(retention_ms=DAY_MS, max_jobs=MANY, max_jobs_per_subject=MANY, max_workers=1_000),
         )

@@ -145,6 +145,7 @@ def _options(state_dir: Path, socket: Path, token: str) -> Sequence[str]:
         "appendfsync": "everysec",
         "save": "",
         "maxmemory-policy": "noeviction",
+        "maxmemory-clients": "512mb",  # a reader that stalls must not fill it
         "daemonize": "no",
         "always-show-logo": "no",
         "proc-title-template": _title(token),

@@ -42,6 +42,7 @@ from eventstore.store import (
     Recorded,
     Ripe,
     Snapshot,
+    Swept,
     Tail,
 )
 
@@ -165,7 +166,7 @@ class Memory:
         self.due[partition][actor, "lease"] = of.heads.lease_ms
         return of.heads
 
-    def sweep(self, partition: int, most: int, *, judging: bool) -> tuple[Sequence[Ripe], int]:
+    def sweep(self, partition: int, most: int, *, judging: bool) -> Swept:
         """Take what is due."""
         now, due = self.clock(), self.due[partition]
         past = sorted((at, "|".join(member), member) for member, at in due.items() if at <= now)
@@ -176,7 +177,7 @@ class Memory:
             due[actor, reason] = lease_ms if lease_ms > now else now + moved_ms
             if lease_ms <= now:
                 ripe.append(Ripe(actor, reason, at))
-        return ripe, now
+        return Swept(ripe, now, min(due.values(), default=0))
 
 
 def _by_score(member: tuple[str, int]) -> tuple[int, str]:
@@ -325,7 +326,7 @@ class MemoryStore:
         """Move the lease ends of what is still this node's."""
         return self._memory.renew(partition, self.node, mine, lease_ms)
 
-    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> tuple[Sequence[Ripe], int]:
+    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> Swept:
         """Take due members whose time has come."""
         return self._memory.sweep(partition, most, judging=judging)
 

@@ -4,6 +4,7 @@ A store that was promoted, or restored, may be older than what its clients saw (
 history that is not known compares these receipts before anything else is sent; whatever is missing or different is lost.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from eventstore.store import Item
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 256
+"""How many are asked for at once, before anything else may be sent."""
 _COMMAND_AT = 5
 """Where the first entry of an append has its command id."""
 
@@ -46,7 +49,12 @@ class Receipts:
 
     async def check(self, call: Call, replication_id: str, /) -> None:
         """Compare all receipts with the server behind *call*, whose history has not been seen before."""
-        lost = [actor for actor in {*self._written, *self._shown} if not await self._holds(call, actor)]
+        actors = sorted({*self._written, *self._shown})
+        lost: list[str] = []
+        for at in range(0, len(actors), _AT_ONCE):
+            some = actors[at : at + _AT_ONCE]
+            held = await asyncio.gather(*(self._holds(call, actor) for actor in some))
+            lost += [actor for actor, holds in zip(some, held, strict=True) if not holds]
         for actor in lost:
             log.error("the history %s lacks what was seen of %s", replication_id, actor)
             self.on_lost(actor)

@@ -40,8 +40,8 @@ from eventstore.store import (
     Placed,
     Reason,
     Recorded,
-    Ripe,
     Snapshot,
+    Swept,
     Tail,
     Unavailable,
 )
@@ -207,11 +207,11 @@ class RedisStore:
                 self._owned[actor].heads = heads
         return renewed
 
-    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> tuple[Sequence[Ripe], int]:
+    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> Swept:
         """Take due members whose time has come."""
         due = (keys.due(self._tags[partition]),)
         answer = await self._asked(lambda: self._commands.script(words.SWEEP, due, (most, int(judging))))
-        return words.ripe(answer), self._heard(answer[0])
+        return Swept(words.ripe(answer), self._heard(answer[0]), answer[1])
 
     async def settle(self, actor: str, reason: Reason, at_ms: int | None = None) -> None:
         """Clear a due member whose matter is done, or put it off."""

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -30,6 +31,9 @@ _VERSION_MIN: Final = (7, 0)
 _RECORD: Final = "deployment"
 _LAID: Final = "laid"
 """Set beside the ledger once every partition has its own record: from then on a missing one is a loss."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class StartupRefused(Unfit):
@@ -152,13 +156,28 @@ def checked(found: Sequence[Finding]) -> Sequence[Finding]:
     return found
 
 
-async def facts(link: Link, *, failover: bool = False) -> Facts:
+async def facts(call: Call, *, failover: bool = False) -> Facts:
     """Ask a server about itself."""
-    info = await link.call("INFO")
-    answers = await link.pipeline([("CONFIG", "GET", name) for name in _ASKED])
-    if any(isinstance(answer, ReplyError) for answer in answers):
-        return Facts(_info(info), None, failover)
-    return Facts(_info(info), {pair[0].decode(): pair[1].decode() for pair in answers if pair}, failover)
+    info = _info(await call("INFO"))
+    try:
+        answers = [await call("CONFIG", "GET", name) for name in _ASKED]
+    except ReplyError:
+        return Facts(info, None, failover)
+    return Facts(info, {pair[0].decode(): pair[1].decode() for pair in answers if pair}, failover)
+
+
+async def look_again(call: Call, profile: Profile, lease_ms: int, *, failover: bool) -> None:
+    """Look at a server that took another's place while we serve: replicas have settings of their own.
+
+    Raises:
+        StartupRefused: it does not keep what `strict` promises; other profiles go on, and say so.
+    """
+    found = findings(profile, await facts(call, failover=failover), lease_ms)
+    for finding in found:
+        level = logging.ERROR if finding.level == "error" else logging.WARNING
+        _log.log(level, "the server that took over: %s: %s", finding.what, finding.mend)
+    if profile == "strict":
+        checked(found)
 
 
 async def facts_of_all(doors: Doors) -> Mapping[str, Facts]:
@@ -168,7 +187,7 @@ async def facts_of_all(doors: Doors) -> Mapping[str, Facts]:
 
 async def _facts_at(server: Endpoint, *, failover: bool) -> Facts:
     async with open_link(server, name="runstream-check") as link:
-        return await facts(link, failover=failover)
+        return await facts(link.call, failover=failover)
 
 
 def findings_of_all(profile: Profile, told: Mapping[str, Facts], lease_ms: int) -> Sequence[Finding]:

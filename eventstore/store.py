@@ -233,6 +233,16 @@ class Ripe(NamedTuple):
     """The time it was due, as it was before the move."""
 
 
+class Swept(NamedTuple):
+    """What a sweep of a partition found."""
+
+    ripe: Sequence[Ripe]
+    now_ms: int
+    """Redis time."""
+    next_ms: int
+    """When the next member is due, those that were moved included; 0 if nothing is."""
+
+
 class Caps(Struct, frozen=True):
     """Bounds of one pool of permits over all nodes. 0 means not bounded (queue: no waiting line at all)."""
 
@@ -360,8 +370,8 @@ class Store(Protocol):
         """Move the lease ends of up to 64 actors (id to epoch); heads of each, None for one that is no longer ours."""
         ...
 
-    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> tuple[Sequence[Ripe], int]:
-        """Take due members whose time has come, and Redis time.
+    async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> Swept:
+        """Take due members whose time has come.
 
         Who may not judge yet whether a lease has lapsed (not *judging*) leaves it to be taken again soon, by anybody.
         """

@@ -2,7 +2,7 @@
 --
 -- KEYS    due
 -- ARGV    how many at most; 1 if whoever sweeps may judge whether a lease has lapsed
--- Returns {Redis time, then for each member taken: <actor>|<reason>, the time it was due}
+-- Returns {Redis time, when the next is due (0: nothing is), then for each member taken: <actor>|<reason>, when it was due}
 --         Each is moved 2 s ahead; a lease that may not be judged, `client` among them, a quarter second.
 --         `work` under a living lease is not taken but moved to that lease's end.
 --         Touches nothing but KEYS[1], so a half-moved slot cannot break it.
@@ -11,7 +11,7 @@ local call = redis.call
 local clock = call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local past = call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[1])
-local out = {now}
+local out = {now, 0}
 for i = 1, #past, 2 do
   local member, lease = past[i], 0
   local actor = string.match(member, '^(.*)|work$')
@@ -24,4 +24,6 @@ for i = 1, #past, 2 do
     out[#out + 1], out[#out + 2] = member, past[i + 1]
   end
 end
+local first = call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+if first[2] then out[2] = tonumber(first[2]) end
 return out

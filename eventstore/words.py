@@ -250,7 +250,7 @@ def _bytes(field: bytes | int) -> bytes:
 def ripe(answer: Sequence[Any]) -> list[Ripe]:
     """The members a sweep answers with."""
     found: list[Ripe] = []
-    for member, due_ms in zip(answer[1::2], answer[2::2], strict=True):
+    for member, due_ms in zip(answer[2::2], answer[3::2], strict=True):
         actor, _, reason = member.decode().rpartition("|")
         found.append(Ripe(actor, _reason(reason), int(due_ms)))
     return found

@@ -21,6 +21,7 @@ from api.grants import Principals, Tokens, still_allows
 from api.parts import ALWAYS, Gate, Parts
 from api.wire import readiness
 from eventstore import startup
+from eventstore.endpoint import Endpoint
 from eventstore.link import Call, OnConnected
 from eventstore.local import private_server
 from eventstore.receipts import Receipts
@@ -221,7 +222,14 @@ async def _store(settings: Settings, node: str, telemetry: Telemetry) -> AsyncGe
             yield store
         return
     receipts = Receipts()
-    guard = startup.Guard(on_unknown=receipts.check)
+
+    async def met(call: Call, replication_id: str) -> None:
+        if guard.pinned is not None:  # else all servers were asked at once, below
+            failover = not isinstance(where, Endpoint)
+            await startup.look_again(call, settings.profile, settings.node.lease_ms, failover=failover)
+        await receipts.check(call, replication_id)
+
+    guard = startup.Guard(on_unknown=met)
     async with _server(settings) as where, opened(where, _counted(guard, telemetry)) as doors:
         told = await startup.facts_of_all(doors)
         for finding in startup.checked(startup.findings_of_all(settings.profile, told, settings.node.lease_ms)):

@@ -415,3 +415,19 @@ async def test_an_actor_that_nobody_can_read_does_not_hold_up_the_rest_of_its_pa
         await host.node.swept()
         await until(lambda: (asked, "permit") not in memory.due[store.partition_of(asked)])
     assert f"the chore idle of {torn} failed" in caplog.text
+
+
+async def test_what_becomes_due_between_two_routines_is_done_when_it_is_due() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    store = Faulty(MemoryStore(memory, "n1"))
+    actor = "00000000-0000-8000-8000-00000000000a"
+    part = Part(actor=actor, log=0, events=(Event(b'{"type":"approval.expired","at_ms":1}'),), ended=True)
+    due = (Due(actor, "permit", memory.clock() + 300),)
+    await store.append(Append(command="c", parts=(part,), due=due))
+    seldom = replace(QUICK, routine_ms=3_600_000)
+    async with hosted(saying("x"), store, node=seldom):
+        await until(lambda: store.asked.get("sweep", 0) > 0)
+        assert (actor, "permit") in memory.due[0]
+        await until(lambda: (actor, "permit") not in memory.due[0])
+        assert memory.clock() >= (due[0].at_ms or 0)

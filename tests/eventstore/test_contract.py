@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
+from unittest.mock import ANY
 
 import anyio
 import pytest
@@ -33,6 +34,7 @@ from eventstore.store import (
     Ripe,
     Snapshot,
     Store,
+    Swept,
 )
 from tests.eventstore.conftest import DEPLOYMENT, RedisHouse
 
@@ -708,9 +710,9 @@ async def test_a_due_member_is_put_off_but_never_made(store: Store, house: House
     await store.settle(RUN, "permit", FAR_MS)
     await store.settle(APPROVAL, "usage", FAR_MS)
     assert await house.due(0) == {f"{RUN}|usage": FAR_MS}
-    assert list((await store.sweep(0))[0]) == []
+    assert list((await store.sweep(0)).ripe) == []
     await store.settle(RUN, "usage", 6)
-    assert list((await store.sweep(0))[0]) == [Ripe(RUN, "usage", 6)]
+    assert list((await store.sweep(0)).ripe) == [Ripe(RUN, "usage", 6)]
     await store.settle(RUN, "usage")
     await store.settle(RUN, "usage", FAR_MS)
     assert await house.due(0) == {}
@@ -734,30 +736,32 @@ async def test_a_refused_append_changes_no_due_time_list_or_outbox(store: Store,
 async def test_a_sweep_takes_what_is_past_and_moves_it_two_seconds(store: Store, house: House) -> None:
     due = (Due(RUN, "idle", 7), Due(APPROVAL, "approval", 5), Due(APPROVAL, "deadline", FAR_MS))
     await recorded(store, Append(command="begin", parts=begin(owner=None).parts, due=due))
-    ripe, now_ms = await store.sweep(0)
+    ripe, now_ms, next_ms = await store.sweep(0)
     assert list(ripe) == [Ripe(APPROVAL, "approval", 5), Ripe(RUN, "idle", 7)]
     moved = {f"{RUN}|idle": now_ms + 2000, f"{APPROVAL}|approval": now_ms + 2000}
     assert await house.due(0) == moved | {f"{APPROVAL}|deadline": FAR_MS}
-    assert list((await store.sweep(0))[0]) == []
-    assert list((await store.sweep(1))[0]) == []
+    assert next_ms == now_ms + 2000
+    assert list((await store.sweep(0)).ripe) == []
+    assert await store.sweep(1) == Swept([], ANY, 0)
 
 
 async def test_a_sweep_takes_no_more_than_asked(store: Store) -> None:
     due = tuple(Due(f"00000004-{n:04x}", "idle", n + 1) for n in range(40))
     await recorded(store, Append(command="begin", parts=begin().parts, due=due))
-    assert [ripe.due_ms for ripe in (await store.sweep(0, 3))[0]] == [1, 2, 3]
-    assert [len((await store.sweep(0))[0]) for _ in range(2)] == [32, 5]
+    some = await store.sweep(0, 3)
+    assert ([ripe.due_ms for ripe in some.ripe], some.next_ms) == ([1, 2, 3], 4)
+    assert [len((await store.sweep(0)).ripe) for _ in range(2)] == [32, 5]
 
 
 async def test_a_sweep_moves_work_under_a_living_lease_to_the_end_of_that_lease(store: Store, house: House) -> None:
     heads = (await recorded(store, Append(command="b", parts=begin().parts, due=(Due(RUN, "work", 1),)))).parts[0].heads
-    assert list((await store.sweep(0))[0]) == []
+    assert list((await store.sweep(0)).ripe) == []
     assert await house.due(0) == {f"{RUN}|lease": heads.lease_ms, f"{RUN}|work": heads.lease_ms}
 
 
 async def test_a_sweep_that_moved_a_lapsed_lease_does_not_make_it_look_alive(store: Store) -> None:
     ends_ms = (await recorded(store, begin(lease_ms=0))).parts[0].heads.lease_ms
-    ripe, now_ms = await store.sweep(0)
+    ripe, now_ms, _ = await store.sweep(0)
     assert list(ripe) == [Ripe(RUN, "lease", ends_ms)]
     assert now_ms >= ends_ms
     assert (await store.look(RUN)).heads.lease_ms == ends_ms
@@ -767,15 +771,16 @@ async def test_a_sweep_that_moved_a_lapsed_lease_does_not_make_it_look_alive(sto
 async def test_who_may_not_judge_yet_leaves_a_lapsed_lease_to_be_taken_again_soon(store: Store, house: House) -> None:
     due = (Due(RUN, "client", 5), Due(RUN, "idle", 7))
     await recorded(store, Append(command="begin", parts=begin(lease_ms=0).parts, due=due))
-    ripe, now_ms = await store.sweep(0, judging=False)
+    ripe, now_ms, next_ms = await store.sweep(0, judging=False)
     assert {one.reason for one in ripe} == {"client", "idle", "lease"}
     soon = {f"{RUN}|lease": now_ms + 250, f"{RUN}|client": now_ms + 250}
     assert await house.due(0) == soon | {f"{RUN}|idle": now_ms + 2000}
+    assert next_ms == now_ms + 250
 
 
 async def test_unowned_work_is_taken(store: Store) -> None:
     await recorded(store, Append(command="b", parts=begin(owner=None).parts, due=(Due(RUN, "work", 1),)))
-    assert list((await store.sweep(0))[0]) == [Ripe(RUN, "work", 1)]
+    assert list((await store.sweep(0)).ripe) == [Ripe(RUN, "work", 1)]
 
 
 async def test_list_members_are_set_and_taken_off(store: Store, house: House) -> None:

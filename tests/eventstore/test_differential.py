@@ -164,7 +164,7 @@ async def told(store: Store, ask: Ask, append: Append) -> Any:
                 renewed = await store.renew(0, dict.fromkeys(ACTORS, ask.number), LONG_MS)
                 return {actor: timeless(heads) if heads else None for actor, heads in renewed.items()}
             case "sweep":
-                ripe, _ = await store.sweep(0)
+                ripe = (await store.sweep(0)).ripe
                 return sorted((actor, reason, min(at_ms, TODAY_MS)) for actor, reason, at_ms in ripe)
             case "save":
                 return await store.save(actor, Snapshot(ask.number, b"fold"))

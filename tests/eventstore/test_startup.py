@@ -135,12 +135,28 @@ def test_errors_come_first_and_are_all_in_the_refusal() -> None:
 
 async def test_a_real_server_is_asked_about_itself(tmp_path: Path) -> None:
     async with private_server(tmp_path) as server, open_link(server.endpoint) as link:
-        told = await startup.facts(link)
+        told = await startup.facts(link.call)
         levels = [[finding.level for finding in findings(profile, told, 10_000)] for profile in PROFILES]
-        assert levels == [[], ["warning"], ["error", "error"]]
+        assert levels == [[], [], ["error"]]
         await link.call("ACL", "SETUSER", "default", "-config")
-        [finding] = findings("standard", await startup.facts(link), 10_000)
+        [finding] = findings("standard", await startup.facts(link.call), 10_000)
         assert "CONFIG GET is not permitted" in finding.what
+
+
+async def test_a_server_that_takes_over_is_looked_at_again_and_only_strict_refuses_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with private_server(tmp_path) as server, open_link(server.endpoint) as link:
+        await link.call("CONFIG", "SET", "appendonly", "no")
+        await startup.look_again(link.call, "standard", 10_000, failover=False)
+        [told] = [one for one in caplog.records if one.name == "eventstore.startup"]
+        assert told.levelname == "ERROR"
+        assert "appendonly is off" in told.getMessage()
+        with pytest.raises(StartupRefused, match="appendonly is off"):
+            await startup.look_again(link.call, "strict", 10_000, failover=False)
+        for words in (("appendonly", "yes"), ("appendfsync", "always")):
+            await link.call("CONFIG", "SET", *words)
+        await startup.look_again(link.call, "strict", 10_000, failover=False)
 
 
 @pytest.fixture

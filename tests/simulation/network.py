@@ -265,9 +265,9 @@ class Wire:
         return await self._over(partition, "renew", partition, mine, lease_ms)
 
     async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> Any:
-        ripe, now_ms = await self._over(partition, "sweep", partition, most, judging=judging)
-        self._heard(now_ms)
-        return ripe, now_ms
+        swept = await self._over(partition, "sweep", partition, most, judging=judging)
+        self._heard(swept.now_ms)
+        return swept
 
     async def listed(self, name: str, most: int) -> Any:
         return await self._over(0, "listed", name, most)
