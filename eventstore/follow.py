@@ -54,7 +54,8 @@ def read_message(data: bytes) -> Message:
 class _Tail:
     """A reader's end: keeps what came, in order and within bounds, until the reader takes it."""
 
-    def __init__(self, actor: str, bytes_max: int) -> None:
+    def __init__(self, actor: str, bytes_max: int, *, compared: bool) -> None:
+        self.compared = compared
         self._actor = actor
         self._bytes_max = bytes_max
         self._lost = False
@@ -79,6 +80,13 @@ class _Tail:
         elif self._last > last:
             self._break()
         self._wake()
+
+    def compare(self, head: int, *, ended: bool) -> None:
+        """Note where the feed stands; one that is not where it was heard to stand must be read."""
+        if head < self._last:
+            self.gap()
+        elif head > self._last or ended != self._ended:
+            self.offer((), 0, head, ended=ended)
 
     def gap(self) -> None:
         """Say that something may have gone unheard."""
@@ -152,8 +160,10 @@ class Hub:
         tail_bytes_max: int = TAIL_BYTES_MAX,
         *,
         receipts: Receipts | None = None,
+        compared: bool = False,
     ) -> None:
         self._receipts = receipts
+        self._compared = compared
         self._messages = messages
         self._channel_of = channel_of
         self._tail_bytes_max = tail_bytes_max
@@ -167,7 +177,7 @@ class Hub:
         Raises:
             Unavailable: the server did not confirm the subscription.
         """
-        tail = _Tail(actor, self._tail_bytes_max)
+        tail = _Tail(actor, self._tail_bytes_max, compared=self._compared)
         self._tails.setdefault(actor, []).append(tail)
         try:
             if actor not in self._owned:
@@ -211,6 +221,16 @@ class Hub:
     def shows(self, actor: str) -> bool:
         """Whether somebody here reads *actor*."""
         return actor in self._tails
+
+    @property
+    def followed(self) -> Sequence[str]:
+        """Whom somebody here reads."""
+        return list(self._tails)
+
+    def compare(self, actor: str, head: int, *, ended: bool) -> None:
+        """Tell the readers of *actor* where its feed stands."""
+        for tail in self._tails.get(actor, ()):
+            tail.compare(head, ended=ended)
 
     def lose(self, actor: str) -> None:
         """Tell the readers of *actor* that its history is lost: what they were shown is not there any more."""

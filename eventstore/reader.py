@@ -56,7 +56,7 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
                 continue
             outage.over()
             if news is None:
-                behind = True  # compare heads
+                behind = not tail.compared
                 yield ()
                 continue
             items = news.items if behind else following(news.items, last)

@@ -8,12 +8,15 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
 
 from eventstore import appends, keys, words
 from eventstore.barrier import Barrier, Short, open_barrier, proof
+from eventstore.comparing import keep_comparing
+from eventstore.endpoint import beside
 from eventstore.follow import Hub
 from eventstore.ledger import RedisLedger
 from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word
@@ -281,12 +284,16 @@ class RedisStore:
 
     async def attend(self, messages: Messages) -> None:
         """Follow and hear rings over *messages*, which brings what it hears to `hear`."""
-        self._hub = Hub(messages, lambda actor: keys.items_channel(self._tag_of(actor), actor), receipts=self._receipts)
+        self._hub = Hub(messages, self._channel_of, receipts=self._receipts, compared=True)
         rings = [keys.node_channel(tag, self.node) for tag in (*self._tags, keys.LEDGER_TAG)]
         async with anyio.create_task_group() as tasks:
             for channel in (*rings, keys.room_channel(), *map(keys.work_channel, self._tags)):
                 tasks.start_soon(messages.subscribe, channel)
         await self._asked(self._told_time)
+
+    async def compare(self) -> None:
+        """Tell all readers where their feeds stand, again and again, until cancelled."""
+        await keep_comparing(self.hub, self._tag_of, partial(self._piped, self._bulk))
 
     def hear(self, channel: str, data: bytes) -> None:
         """Hand on what was published on *channel*."""
@@ -447,6 +454,9 @@ class RedisStore:
     def _tag_of(self, actor: str) -> str:
         return self._tags[keys.partition(actor, self.deployment.partitions)]
 
+    def _channel_of(self, actor: str) -> str:
+        return keys.items_channel(self._tag_of(actor), actor)
+
     def _heard(self, redis_ms: int) -> int:
         self._ahead_ms = redis_ms - _mono_ms()
         return redis_ms
@@ -499,7 +509,8 @@ async def open_store_over(  # noqa: PLR0913 - what a store is made of
         )
         async with messages(store.hear, store.lose_touch) as heard:
             await store.attend(heard)
-            yield store
+            async with beside(store.compare):
+                yield store
 
 
 @asynccontextmanager

@@ -321,8 +321,11 @@ class Heard(NamedTuple):
 class Tail(Protocol):
     """A follower's end of one run's channel: hints only, the feed stays the truth."""
 
+    compared: bool
+    """Whether somebody compares heads for all tails now and then; else a reader does after each silence."""
+
     async def heard(self, patience_s: float) -> Heard | None:
-        """Wait for news and take all of it; None when *patience_s* passed in silence (compare heads then)."""
+        """Wait for news and take all of it; None when *patience_s* passed in silence."""
         ...
 
 

@@ -49,9 +49,9 @@ def message(first: int, head: int, items: Sequence[bytes], *, ended: bool = Fals
 class Feed:
     """One actor's feed as a store would serve it, with a hub in front."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compared: bool = False) -> None:
         self.channels = Channels()
-        self.hub = Hub(self.channels, "c:{}".format)
+        self.hub = Hub(self.channels, "c:{}".format, compared=compared)
         self.items: list[bytes] = []
         self.ended = False
         self.oldest = 1
@@ -333,6 +333,40 @@ async def test_what_nobody_heard_is_found_at_the_heartbeat() -> None:
         feed.append(b"3", heard=False)
         feed.append(b"4")
         assert [item.number for item in await taken(reader, 2)] == [3, 4]
+
+
+async def test_where_heads_are_compared_a_silent_reader_asks_nothing_and_hears_what_it_missed() -> None:
+    feed = Feed(compared=True)
+    feed.append(b"1")
+    async with aclosing(feed.follower(heartbeat_s=0.02)) as reader:
+        assert await anext(reader) == [Item(1, b"1")]
+        reads = feed.reads
+        feed.hub.compare(A, 1, ended=False)
+        assert [await anext(reader) for _ in range(3)] == [(), (), ()]
+        assert feed.reads <= reads + 1  # the first comparison tells what the reader knew from the feed
+        reads = feed.reads
+        feed.hub.compare(A, 1, ended=False)
+        assert [await anext(reader) for _ in range(3)] == [(), (), ()]
+        assert feed.reads == reads
+        feed.append(b"2", heard=False)
+        feed.hub.compare(A, 2, ended=False)
+        assert await anext(reader) == [Item(2, b"2")]
+        feed.append(b"3", heard=False, ended=True)
+        feed.hub.compare(A, 3, ended=True)
+        assert await taken(reader) == [Item(3, b"3")]
+
+
+async def test_a_feed_that_fell_behind_its_readers_is_no_feed_of_theirs() -> None:
+    feed = Feed(compared=True)
+    feed.append(b"1", b"2")
+    async with aclosing(feed.follower(heartbeat_s=5)) as reader:
+        assert len(await taken(reader, 2)) == 2
+        feed.append(b"3")
+        assert len(await taken(reader, 1)) == 1
+        del feed.items[1:]
+        feed.hub.compare(A, 1, ended=False)
+        with pytest.raises(CursorAhead):
+            await anext(reader)
 
 
 async def test_an_outage_is_a_pause_with_heartbeats() -> None:

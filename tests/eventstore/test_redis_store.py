@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from msgspec.structs import replace
 
-from eventstore import keys
+from eventstore import comparing, keys
 from eventstore.fake_link import FakeLink, fake_server, open_fake_link, open_fake_messages
+from eventstore.fake_store import open_fake_store
+from eventstore.follow import followed
 from eventstore.link import ConnectionLost, ReplyError, Script, Word
 from eventstore.redis_store import PAUSES, RedisStore, open_redis_store, open_store_over
 from eventstore.store import (
@@ -342,3 +344,20 @@ async def test_a_server_that_forgot_its_scripts_is_told_them_again(valkey: Endpo
         await store._commands.call("SCRIPT", "FLUSH")
         assert isinstance(await store.append(one("d", DELTA)), Recorded)
         assert len((await store.page(RUN, 0)).items) == 3
+
+
+async def test_a_reader_whose_messages_are_lost_finds_all_of_it_by_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "COMPARED_S", 0.02)
+    server = fake_server()
+    deaf = open_store_over(
+        lambda: open_fake_link(server), lambda *_: open_fake_messages(server, lambda *_: None), DEPLOYMENT, "two"
+    )
+    async with deaf as store, open_fake_store(server, DEPLOYMENT, "one") as other:
+        await other.append(one("begin", BEGIN))
+        async with aclosing(followed(store, RUN, 0, heartbeat_s=60)) as reader:
+            with anyio.fail_after(5):
+                assert [item.data for item in await anext(reader)] == [b"1", b"2"]
+                await other.append(one("d", DELTA))
+                assert [item.data for item in await anext(reader)] == [b"3"]
+                await other.append(one("e", replace(END, feed=3, items=(b"4",))))
+                assert [item.data async for items in reader for item in items] == [b"4"]
