@@ -22,12 +22,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-approval test test-source test-wheel chaos check fmt bench cov wheel lock clean twin
+.PHONY: help install demo demo-approval test test-source test-rules test-wheel chaos check fmt bench cov wheel lock clean twin
 
 help:
 	@echo 'make demo [INPUT=file]  a run through a private Redis and a host, printed as it happens'
 	@echo 'make demo-approval      two hosts: a tool call of a run on one, decided about through the other (ANSWER=--yes or --no)'
-	@echo 'make test               the whole suite, on the sources and then on the built wheel'
+	@echo 'make test               the whole suite: what the built wheel can show on the wheel, the rest on the sources'
+	@echo 'make test-source        the whole suite on the sources'
 	@echo 'make chaos              hosts, Redis and the way between harmed while clients work (CHAOS_S=seconds, CHAOS_SEED=again)'
 	@echo 'make check              formatting, lint, types, architecture'
 	@echo 'make fmt                format, and mend what can be mended'
@@ -55,12 +56,16 @@ demo-approval: $(INSTALLED)
 demo: $(INSTALLED)
 	@$(BIN)/python -m runstream demo --input '$(INPUT)'
 
+# Each test once: on what is shipped, if that can show it, and else on the sources.
 # Both at once, since one suite keeps one core busy; each is printed whole when it is done.
 test: $(INSTALLED) $(WHEEL_INSTALLED)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync test-source test-wheel
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync test-rules test-wheel
 
 test-source: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+test-rules: $(INSTALLED)
+	$(BIN)/python -m pytest -m 'repo or rules'
 
 wheel: $(WHEEL_BUILT)
 
@@ -80,13 +85,13 @@ $(WHEEL_INSTALLED): $(WHEEL_BUILT)
 	@touch $@
 
 # The suite runs in a folder of its own, where only tests/ lies: an import of ours can come from the wheel alone.
-# What tries rules in every way there is stays with the sources: it says nothing about how the program was packed.
+# What tries the rules in every way there is stays with the sources: it says nothing about how the program was packed.
 test-wheel: $(WHEEL_INSTALLED)
 	@room=$$(mktemp -d) && trap 'rm -rf "$$room"' EXIT && \
 	cp -R tests pyproject.toml "$$room" && python="$$PWD/$(WHEEL_VENV)/bin/python" && cd "$$room" && \
 	export PATH="$$(dirname "$$python"):$$PATH" PYTHONPATH="$$room" PYTHONSAFEPATH=1 && \
 	"$$python" -c 'import runstream; assert "$(WHEEL_VENV)" in runstream.__file__, runstream.__file__' && \
-	"$$python" -m pytest -m 'not repo and not exhaustive'
+	"$$python" -m pytest -m 'not repo and not rules'
 
 # The seed is printed first; the same seed does the same harm, and asks for the same things, in the same order.
 chaos: export CHAOS_S := $(CHAOS_S)
