@@ -311,6 +311,9 @@ class Heard(NamedTuple):
 class Tail(Protocol):
     """A follower's end of one run's channel: hints only, the feed stays the truth."""
 
+    lost: bool
+    """Whether the store came back without what was shown here: whatever is read from now on is another history."""
+
     async def heard(self, patience_s: float) -> Heard | None:
         """Wait for news and take all of it; None when *patience_s* passed in silence (compare heads then)."""
         ...
@@ -431,7 +434,14 @@ class Store(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """Redis time as estimated from the last answer and this node's monotonic clock; never goes back."""
+        """Redis time as estimated from the last answer and this node's monotonic clock.
+
+        It stands still where Redis time goes back, by a minute at most.
+        """
+        ...
+
+    def history(self) -> str:
+        """What names the history of the server that answers; another may lack the end of the one before."""
         ...
 
 
