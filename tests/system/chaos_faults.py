@@ -37,7 +37,7 @@ class Harm:
             "half-close": partial(house.proxy.half_closed, "node"),
             "half-close-redis": partial(house.proxy.half_closed, "redis"),
             "flush": self._flush,
-            "restart": house.restart_redis,
+            "restart": house.servers.restart,
             "outage": self._outage,
         }
 
@@ -88,5 +88,5 @@ class Harm:
             self.done["flush"] -= 1
 
     async def _outage(self) -> None:
-        with self.house.outage():
+        with self.house.servers.frozen():
             await anyio.sleep(self._chances["redis"].uniform(0.5, 2.0))

@@ -12,7 +12,6 @@ import anyio
 import msgspec
 
 from eventstore import keys, words
-from eventstore.endpoint import Endpoint
 from eventstore.link import ConnectionLost, Link, ReplyError
 from eventstore.socket_link import SocketLink, open_link
 from eventstore.store import Entry
@@ -26,8 +25,8 @@ _EVERYTHING = ("-", "+")
 
 
 def connected(house: House) -> AbstractAsyncContextManager[SocketLink]:
-    """A connection of the test's own to Redis."""
-    return open_link(Endpoint(path=str(house.redis.socket)))
+    """A connection of the test's own to the primary, whichever that is."""
+    return open_link(house.servers)
 
 
 async def watched(house: House, owned: list[Owned]) -> None:

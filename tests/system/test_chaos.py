@@ -152,7 +152,7 @@ async def test_no_stream_ends_of_an_outage_longer_than_the_lease(
             for number in range(streams):
                 tasks.start_soon(read, number)
             await until(lambda: begun == streams)
-            with house.outage():
+            with house.servers.frozen():
                 began_s = time.monotonic()
                 await until(lambda: time.monotonic() > began_s + outage_s)
                 assert raw == []
