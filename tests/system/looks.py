@@ -29,14 +29,13 @@ def connected(house: House) -> AbstractAsyncContextManager[SocketLink]:
     return open_link(house.servers)
 
 
-async def watched(house: House, owned: list[Owned]) -> None:
+async def watched(link: Link, owned: list[Owned]) -> None:
     """Note who holds which run under which epoch, again and again, until cancelled."""
     over: set[bytes] = set()
-    async with connected(house) as link:
-        while True:
-            with suppress(*TROUBLE):
-                await _noted(link, owned, over)
-            await anyio.sleep(LOOK_S)
+    while True:
+        with suppress(*TROUBLE):
+            await _noted(link, owned, over)
+        await anyio.sleep(LOOK_S)
 
 
 async def _noted(link: Link, owned: list[Owned], over: set[bytes]) -> None:

@@ -118,12 +118,15 @@ class Watched(Pair):
         await self.whole()
 
     async def replaced(self, *, frozen: bool) -> None:
-        """Kill or freeze the primary, wait until the other is promoted, and let the old one come back as its replica."""
+        """Kill or freeze the primary, wait until the other is promoted, and let the old one come back as its replica.
+
+        The sentinel must be `ready`.
+        """
         await (self._outlived() if frozen else self._survived())
         await self.whole()
 
     async def switched(self) -> None:
-        """Let the sentinel put the replica in the primary's place while both live."""
+        """Let the sentinel, which must be `ready`, put the replica in the primary's place while both live."""
         await self.sentinel.ask("SENTINEL", "FAILOVER", NAME)
         await until(self._other_promoted)
         await self.whole()
@@ -135,8 +138,14 @@ class Watched(Pair):
             yield
 
     async def whole(self) -> None:
-        """Wait until one is the primary, the other follows, and the sentinel knows both."""
+        """Wait until one is the primary, and the other follows."""
         await until(self._is_whole, 30)
+
+    async def ready(self) -> bool:
+        """Whether the sentinel knows that the replica follows, of which it hears each ten seconds."""
+        known = await self.sentinel.ask("SENTINEL", "REPLICAS", NAME)
+        told = [dict(zip(one[::2], one[1::2], strict=True)) for one in known]
+        return [one[b"flags"] for one in told] == [b"slave"] and told[0][b"master-link-status"] == b"ok"
 
     async def _survived(self) -> None:
         await anyio.to_thread.run_sync(self.primary.kill)
@@ -147,7 +156,14 @@ class Watched(Pair):
     async def _outlived(self) -> None:
         with self.primary.frozen():
             await until(self._other_promoted, 20)
-        await until(lambda: self.replica.ask("REPLICAOF", "127.0.0.1", self.primary.endpoint.port))
+        await until(self._demoted)
+
+    async def _demoted(self) -> bool:
+        """Make the one that was the primary a replica, as a sentinel does some seconds later."""
+        await self.replica.ask("REPLICAOF", "127.0.0.1", self.primary.endpoint.port)
+        for kind in ("normal", "pubsub"):
+            await self.replica.ask("CLIENT", "KILL", "TYPE", kind)
+        return True
 
     async def _other_promoted(self) -> bool:
         if (await info(self.replica.endpoint, "replication"))["role"] != "master":
@@ -156,18 +172,14 @@ class Watched(Pair):
         return True
 
     async def _is_whole(self) -> bool:
-        """Whether all is as it should be; one that came back in the wrong part is told which it has."""
-        for server, role in ((self.primary, "master"), (self.replica, "slave")):
-            if (await info(server.endpoint, "replication"))["role"] != role:
-                if (await info(self.replica.endpoint, "replication"))["role"] == "master":
-                    self.primary, self.replica = self.replica, self.primary
-                return False
+        """Whether all is as it should be; one that came back as a primary, and is none any more, is told so."""
         named = await self.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
-        linked = (await info(self.replica.endpoint, "replication"))["master_link_status"] == "up"
-        known = await self.sentinel.ask("SENTINEL", "REPLICAS", NAME)
-        told = [dict(zip(one[::2], one[1::2], strict=True)) for one in known]
-        sound = [one[b"flags"] for one in told] == [b"slave"] and told[0][b"master-link-status"] == b"ok"
-        return linked and sound and int(named[1]) == self.primary.endpoint.port
+        if int(named[1]) == self.replica.endpoint.port:
+            self.primary, self.replica = self.replica, self.primary
+        first, second = [await info(one.endpoint, "replication") for one in (self.primary, self.replica)]
+        if first["role"] == second["role"] == "master":
+            await self._demoted()
+        return first["role"] == "master" and second.get("master_link_status") == "up"
 
 
 @asynccontextmanager
@@ -195,5 +207,5 @@ async def watched_in(folder: Path) -> AsyncGenerator[Watched]:
         primary, replica = await yard.server(*_KEPT, *_STRICT), await yard.server(*_KEPT, *_STRICT)
         await replicates(replica, primary)
         watched = Watched(primary, replica, await yard.sentinel(NAME, primary))
-        await watched.whole()
+        await until(watched.ready)
         yield watched

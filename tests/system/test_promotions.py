@@ -57,7 +57,7 @@ async def test_a_promoted_clock_that_is_off_takes_no_run_from_a_living_node_and_
         owned, raw, asked = list[Owned](), list[bytes](), list[Any]()
         keyed = asking("ticking", idempotencyKey="once")
         async with anyio.create_task_group() as watching:
-            watching.start_soon(looks.watched, house, owned)
+            watching.start_soon(looks.watched, link, owned)
             async with anyio.create_task_group() as tasks:
                 begun = [anyio.Event() for _ in range(2 * STREAMS + 1)]
                 for number in range(2 * STREAMS):
