@@ -11,6 +11,7 @@ from actors import run
 from actors.errors import Refused
 from actors.node import NodeSettings
 from eventstore.memory import Memory, MemoryStore
+from eventstore.store import Heads
 from projections import wire_feed
 from runstream.host import Host
 from tests.actors.support import (
@@ -201,6 +202,17 @@ async def test_a_living_node_keeps_its_run_while_others_watch() -> None:
         state, heads = await two.state(attended.run_id)
         assert isinstance(state, run.Live)
         assert (heads.owner, heads.epoch) == ("n1", 1)
+
+
+async def test_nobody_judges_a_lease_in_the_moment_in_which_redis_time_has_jumped() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    lapsed, anyone = Heads(lease_ms=1), "00000000-0000-8000-8000-000000000001"
+    async with hosted(stalling(), MemoryStore(memory, "n1"), node=FAST) as host:
+        await until(lambda: host.node.may_judge(anyone, lapsed))
+        clock.ahead_ms += 30_000
+        assert not host.node.may_judge(anyone, lapsed)
+        await until(lambda: host.node.may_judge(anyone, lapsed))
 
 
 async def test_a_key_whose_node_died_is_ended_by_the_next_asker_and_replays_as_uncertain() -> None:

@@ -342,3 +342,15 @@ async def test_a_server_that_forgot_its_scripts_is_told_them_again(valkey: Endpo
         await store._commands.call("SCRIPT", "FLUSH")
         assert isinstance(await store.append(one("d", DELTA)), Recorded)
         assert len((await store.page(RUN, 0)).items) == 3
+
+
+async def test_time_stands_still_where_redis_time_goes_back_but_not_for_ever(
+    valkey: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_redis_store(valkey, DEPLOYMENT, "one") as store:
+        before_ms, store._ahead_ms = store.now_ms(), store._ahead_ms - 30_000
+        assert before_ms <= store.now_ms() < before_ms + 1_000
+        assert not caplog.records
+        store._ahead_ms -= 3_600_000
+        assert store.now_ms() < before_ms - 3_600_000
+        assert "Redis time went back" in caplog.text
