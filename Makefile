@@ -28,7 +28,7 @@ help:
 	@echo 'make demo [INPUT=file]  a run through a private Redis and a host, printed as it happens'
 	@echo 'make demo-approval      two hosts: a tool call of a run on one, decided about through the other (ANSWER=--yes or --no)'
 	@echo 'make test               the whole suite, on the sources and then on the built wheel'
-	@echo 'make chaos              hosts, Redis and the way between harmed while clients work (CHAOS_S=seconds, CHAOS_SEED=again)'
+	@echo 'make chaos              hosts, Redis and the way between harmed while clients work, with and without failovers (CHAOS_S=seconds, CHAOS_SEED=again)'
 	@echo 'make check              formatting, lint, types, architecture'
 	@echo 'make fmt                format, and mend what can be mended'
 	@echo 'make bench              the measurements of docs/benchmarks.md'

@@ -143,7 +143,7 @@ async def test_no_stream_ends_of_an_outage_longer_than_the_lease(
     built: Houses, lease_ms: int, outage_s: float, streams: int, scripts: dict[str, Any]
 ) -> None:
     document = asking("ticking")
-    async with built(Shape(scripts, SUBJECTS, hosts=2, lease_ms=lease_ms)) as house:
+    async with built(Shape(scripts, SUBJECTS, hosts=2, lease_ms=lease_ms, off_s=OFF_S)) as house:
         raw: list[bytes] = []
         begun = 0
 
@@ -172,7 +172,7 @@ async def test_no_stream_ends_of_an_outage_longer_than_the_lease(
 
 async def test_a_paused_host_writes_nothing_after_its_leases_were_taken_over(built: Houses) -> None:
     document = asking("ticking", resume={"graceMs": 60_000})
-    async with built(Shape(TICKING | SCRIPTS, SUBJECTS, hosts=2)) as house, looks.connected(house) as link:
+    async with built(Shape(TICKING | SCRIPTS, SUBJECTS, hosts=2, off_s=OFF_S)) as house, looks.connected(house) as link:
 
         async def begun(number: int) -> None:
             async with streaming(house.host(0), document, SUBJECTS[number % 4]) as stream:
