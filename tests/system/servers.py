@@ -96,6 +96,15 @@ class Pair:
         """Let the replica hear nothing more."""
         await self.replica.ask("REPLICAOF", "127.0.0.1", 1)
 
+    async def level(self) -> None:
+        """Let the primary write nothing more, and wait until the replica has all there is."""
+        await self.primary.ask("CLIENT", "PAUSE", 10_000, "WRITE")
+        await until(self._is_level)
+
+    async def _is_level(self) -> bool:
+        first, second = [await info(one.endpoint, "replication") for one in (self.primary, self.replica)]
+        return first["master_repl_offset"] == second["slave_repl_offset"]
+
     async def promoted(self) -> Endpoint:
         """Kill the primary without a word and put the replica in its place; where that is."""
         await anyio.to_thread.run_sync(self.primary.kill)

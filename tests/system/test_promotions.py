@@ -56,6 +56,8 @@ async def test_a_promoted_clock_that_is_off_takes_no_run_from_a_living_node_and_
         servers = await _joined(house)
         owned, raw, asked = list[Owned](), list[bytes](), list[Any]()
         keyed = asking("ticking", idempotencyKey="once")
+        waiting = [await _asked_for_review(house, *one) for one in (("soon", 20_000), ("late", 600_000))]
+        before = await _times(link)
         async with anyio.create_task_group() as watching:
             watching.start_soon(looks.watched, link, owned)
             async with anyio.create_task_group() as tasks:
@@ -65,11 +67,7 @@ async def test_a_promoted_clock_that_is_off_takes_no_run_from_a_living_node_and_
                 tasks.start_soon(_read, house, 0, keyed, raw, begun[-1])
                 for one in begun:
                     await one.wait()
-                waiting = (
-                    await _asked_for_review(house, "soon", 20_000),
-                    await _asked_for_review(house, "late", 600_000),
-                )
-                before = await _times(link)
+                await servers.level()
                 await _promoted(house, servers)
                 over = anyio.Event()
                 tasks.start_soon(_asks_until, house, keyed, asked, over)
@@ -138,9 +136,9 @@ async def _decided_by_its_clock(house: House, link: Link, waiting: Sequence[Any]
     """An expiry is a time of Redis: a clock that is ahead brings it nearer, one that is behind puts it off."""
     soon, late = waiting
     if off_s > 0:
-        settled = await _settled(link, soon["runId"])
-        assert settled["outcome"] == "expired"
-        assert settled["at_ms"] >= soon["expiresAt"] if isinstance(soon.get("expiresAt"), int) else True
+        run = await _settled(link, soon["runId"])
+        assert run.of("review.settled")[0]["outcome"] == "expired"
+        assert run.of("review.settled")[0]["at_ms"] >= run.of("review.asked")[0]["expires_ms"]
         assert await _decided(house, soon) == (404, "APPROVAL_NOT_FOUND")
     else:
         assert await _decided(house, soon) == (200, "")
@@ -160,9 +158,10 @@ async def _decided(house: House, approval: Any) -> tuple[int, str]:
     return status, "" if status == 200 else told["error"]["code"]
 
 
-async def _settled(link: Link, run_id: str) -> Any:
+async def _settled(link: Link, run_id: str) -> Kept:
+    """Wait until a run's question is answered; the run then."""
     kept = await _kept_until(link, lambda kept: any(one.of("review.settled") for one in kept if one.actor == run_id))
-    return next(one.of("review.settled")[0] for one in kept if one.actor == run_id)
+    return next(one for one in kept if one.actor == run_id)
 
 
 async def _times(link: Link) -> dict[str, list[int]]:
