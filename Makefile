@@ -29,7 +29,7 @@ help:
 	@echo 'make demo-approval      two hosts: a tool call of a run on one, decided about through the other (ANSWER=--yes or --no)'
 	@echo 'make test               the whole suite: what the built wheel can show on the wheel, the rest on the sources'
 	@echo 'make test-source        the whole suite on the sources'
-	@echo 'make chaos              hosts, Redis and the way between harmed while clients work (CHAOS_S=seconds, CHAOS_SEED=again)'
+	@echo 'make chaos              hosts, Redis and the way between harmed while clients work, with and without failovers (CHAOS_S=seconds, CHAOS_SEED=again)'
 	@echo 'make check              formatting, lint, types, architecture'
 	@echo 'make fmt                format, and mend what can be mended'
 	@echo 'make bench              the measurements of docs/benchmarks.md'

@@ -356,7 +356,7 @@ class Executor:
                     hold=self._hold,
                     not_after_ms=0 if permit is None else permit.begin_by_ms,
                 )
-                if permit is not None:
+                if permit is not None and _waits_under(told.state, permit.claim.holder):
                     await self._around.store.begun(permit.claim)
             except Unavailable as pause:  # an outage is a pause of the run, not its end
                 await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
@@ -373,6 +373,19 @@ async def _noted(telling: AbstractContextManager[Noted], errand: Awaitable[run.C
         command = await errand
         noted.outcome = outcome_of(command)
     return command
+
+
+def _waits_under(state: run.State, holder: str) -> bool:
+    """Whether the run waits under the permit of *holder*; where it was moved on meanwhile, the permit lapses."""
+    return (
+        isinstance(state, run.Live)
+        and state.open is not None
+        and holder
+        in {
+            state.open.approval_id,
+            state.open.execution_id,
+        }
+    )
 
 
 def _needs_nobody(state: run.State) -> bool:

@@ -225,9 +225,10 @@ class Node:
 
     def may_judge(self, actor: str, heads: Heads) -> bool:
         """Tell whether the lease in *heads* may be treated as lapsed by this node (DESIGN §5)."""
-        store = self.around.store
-        watch = self._watches.get(store.partition_of(actor), Watch())
-        return heads.lease_ms <= store.now_ms() and watch.may_judge(self.settings.lease_ms, mono_ms())
+        store, own_ms = self.around.store, mono_ms()
+        now_ms, watch = store.now_ms(), self._watches.get(store.partition_of(actor), Watch())
+        unbroken = watch.continues(own_ms, now_ms, store.history())
+        return heads.lease_ms <= now_ms and unbroken and watch.may_judge(self.settings.lease_ms, own_ms)
 
     async def take_over(self, actor: str) -> None:
         """Claim a run whose lease has lapsed, and end it or carry it on as its origin says.
@@ -523,17 +524,17 @@ class Node:
 
     async def _sweep_one(self, partition: int) -> float:
         """Do what is due there; when the next is due by the loop's clock, never where nothing is."""
-        watch = self._watches.get(partition, Watch())
+        store, watch = self.around.store, self._watches.get(partition, Watch())
         try:
             judging = self.claims and watch.may_judge(self.settings.lease_ms, mono_ms())
-            swept = await self.around.store.sweep(partition, judging=judging)
+            swept = await store.sweep(partition, judging=judging)
         except Unavailable:
             if watch.row is not None:
                 self.around.telemetry.store_paused()
             self._watches[partition] = watch.failed()
             return inf
         due = anyio.current_time() + (swept.next_ms - swept.now_ms) / 1_000 if swept.next_ms else inf
-        self._watches[partition] = watch.answered(mono_ms(), swept.now_ms)
+        self._watches[partition] = watch.answered(mono_ms(), swept.now_ms, store.history())
         judging = self._watches[partition].may_judge(self.settings.lease_ms, mono_ms())
         for one in swept.ripe:
             await self._chores.do(one, judging=judging)

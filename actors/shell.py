@@ -216,7 +216,7 @@ class Shell(Generic[S, C, E]):
                     hold.feed_bytes += sum(map(len, items))
                     return
                 case es.Conflict(heads=(heads,)):
-                    hold.feed, hold.feed_bytes = heads.feed, heads.feed_bytes
+                    _move(hold, heads)
                     command = f"d{hold.epoch}.{hold.feed}"
                 case es.Lost(actor=actor):
                     raise es.HistoryLost(actor)
@@ -329,7 +329,7 @@ class Shell(Generic[S, C, E]):
                 if heads.log == own.log and own.feed in {None, heads.feed}:
                     raise Moved
                 if hold is not None:
-                    hold.feed, hold.feed_bytes = heads.feed, heads.feed_bytes
+                    _move(hold, heads)
                 await self._catch_up(hot)
             case es.Ended(heads=(heads, *_)):
                 if not heads.ended and heads.log == own.log:
@@ -502,3 +502,14 @@ class Shell(Generic[S, C, E]):
                 self._hot.move_to_end(oldest)
                 return
             del self._hot[oldest]
+
+
+def _move(hold: Hold, heads: Heads) -> None:
+    """Take it that the feed stands where *heads* say, after what others wrote.
+
+    Raises:
+        HistoryLost: it stands before what its only executor wrote.
+    """
+    if heads.feed < hold.feed:
+        raise es.HistoryLost(hold.actor)
+    hold.feed, hold.feed_bytes = heads.feed, heads.feed_bytes

@@ -3,6 +3,7 @@
 - A head has a time and a size, a whole request a time; what is late or garbled gets a typed answer, then the end.
 - A socket that takes nothing for a stated time is cut.
 - A client that leaves is noticed although it has sent requests ahead, which uvicorn does not.
+- A request that the end of the drain time overtakes gets no answer that uvicorn would make up.
 - Trailers are dropped: they would join the headers of a request that was already judged.
 """
 
@@ -172,7 +173,17 @@ class GuardedConnection(HttpToolsProtocol):
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+
+        async def served(*words: Any) -> None:
+            try:
+                await app(*words)
+            except asyncio.CancelledError:
+                # The drain time is over, and what becomes of the request is not known here: no answer says so best.
+                cycle.disconnected = True
+                self.transport.abort()
+                raise
+
+        super()._start_asgi_task(cycle, served)
 
     @override
     def _unsupported_upgrade_warning(self) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import structs
 
 from actors.errors import Problem, Refused
-from eventstore.store import Unavailable
+from eventstore.store import HistoryLost, Unavailable
 
 UNLISTED = 502
 MESSAGE_CHARS_MAX = 4_000
@@ -30,6 +30,7 @@ LATE = Problem("INVALID_REQUEST", "The request was not received in time.")
 GARBLED = Problem("INVALID_REQUEST", "This is not an HTTP request that the host can read.")
 INTERNAL = Problem("INTERNAL_ERROR", "The host failed to handle the request.")
 STORE = Problem("STORE_UNAVAILABLE", "The store does not answer at the moment.", retryable=True)
+LOST = Problem("HISTORY_LOST", "The store lost what was recorded of this.", outcome="uncertain")
 TOO_LARGE = Problem("RESPONSE_TOO_LARGE", "The answer is larger than clients accept.")
 
 _ROWS: Mapping[int, str] = {
@@ -112,6 +113,8 @@ def problem_of(failure: Exception) -> Problem:
             return problem
         case Unavailable():
             return STORE
+        case HistoryLost():
+            return LOST
         case _:
             return INTERNAL
 

@@ -58,7 +58,7 @@ class _Tail:
         self.compared = compared
         self._actor = actor
         self._bytes_max = bytes_max
-        self._lost = False
+        self.lost = False
         self._items: list[Item] = []
         self._bytes = 0
         self._last = 0
@@ -95,7 +95,7 @@ class _Tail:
 
     def lose(self) -> None:
         """Say that what was heard is not in the store any more."""
-        self._lost = True
+        self.lost = True
         self._wake()
 
     async def heard(self, patience_s: float) -> Heard | None:
@@ -113,7 +113,7 @@ class _Tail:
             finally:
                 self._waiter = None
                 silence.cancel()
-        if self._lost:
+        if self.lost:
             raise HistoryLost(self._actor)
         return self._taken() if self._news else None
 

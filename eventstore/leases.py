@@ -35,7 +35,7 @@ class Watch(Struct, frozen=True):
     def answered(self, mono_ms: int, redis_ms: int, replication_id: str = "") -> "Watch":
         """The watch after an answer stamped *redis_ms* was read at *mono_ms*; whatever breaks the row begins another."""
         row = self.row
-        if row is None or not self._continues(row, mono_ms, redis_ms, replication_id):
+        if row is None or not self.continues(mono_ms, redis_ms, replication_id):
             return Watch(Row(mono_ms, mono_ms, redis_ms - mono_ms, replication_id))
         return Watch(replace(row, last_ms=max(row.last_ms, mono_ms)))
 
@@ -48,10 +48,12 @@ class Watch(Struct, frozen=True):
         row = self.row
         return row is not None and mono_ms - row.last_ms <= PAUSE_MS and row.last_ms - row.first_ms >= lease_ms
 
-    @staticmethod
-    def _continues(row: Row, mono_ms: int, redis_ms: int, replication_id: str) -> bool:
+    def continues(self, mono_ms: int, redis_ms: int, replication_id: str = "") -> bool:
+        """Whether an answer stamped *redis_ms*, read at *mono_ms*, goes on with the row there is."""
+        row = self.row
         return (
-            mono_ms - row.last_ms <= PAUSE_MS
+            row is not None
+            and mono_ms - row.last_ms <= PAUSE_MS
             and abs(redis_ms - mono_ms - row.ahead_ms) <= JUMP_MS
             and replication_id == row.replication_id
         )

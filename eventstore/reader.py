@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import anyio
 
-from eventstore.store import Heard, Item, Store, Tail, Unavailable
+from eventstore.store import Heard, HistoryLost, Item, Store, Tail, Unavailable
 
 _RETRY_S, _RETRY_S_MAX = 0.05, 2.0
 
@@ -50,10 +50,16 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
                 if tail is None:
                     tail = await stack.enter_async_context(store.follow(actor))
                 news = await _read(store, actor, last) if behind else await tail.heard(heartbeat_s)
+            except CursorAhead as error:
+                if last > after:  # it was no cursor: those items were sent
+                    raise HistoryLost(actor) from error
+                raise
             except Unavailable:
                 if await outage.paused():
                     yield ()
                 continue
+            if tail.lost:
+                raise HistoryLost(actor)
             outage.over()
             if news is None:
                 behind = not tail.compared

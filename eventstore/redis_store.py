@@ -1,9 +1,10 @@
 """The store on Redis: scripts and pipelines over two links, and a hub for those who follow.
 
 Nothing is sent again but what may be: an append is recognised by its command id, all else is repeatable by nature.
-Only `now_ms`, `listen` and `partition_of` are plain: they touch nothing but this node's own memory and clock.
+Only `now_ms`, `history`, `listen` and `partition_of` are plain: they touch nothing but this node's own memory and clock.
 """
 
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -58,6 +59,8 @@ PAUSES: Final = frozenset(
 )  # fmt: skip
 """Errors that mean the partition pauses; the same words are sent again."""
 PATIENCE_S: Final = 5.0
+BACK_MS_MAX: Final = 60_000
+"""For so long time stands still here where Redis time went back; one that went back further is believed."""
 _DELAY_S, _DELAY_S_MAX = 0.01, 0.5
 _PAGES = 4
 """Pages that are asked for at once, so that the server reads the next while this node takes in the last."""
@@ -66,6 +69,7 @@ _NEAR, _PAGE = 64, 500
 _FIRST_ITEMS, _GROWTH = 16, 4
 """Items of a page's first reply, whose sizes are not known; how much more the next may hold."""
 _RENEWED_MAX = 64
+_log = logging.getLogger(__name__)
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -107,12 +111,21 @@ class RedisStore:
         outcome = await self._appended(append)
         if not isinstance(outcome, Recorded):
             return outcome
-        part = append.parts[0]
-        if part.events and part.actor in self._owned:
-            self._receipts.wrote(part.actor, (part.log or 0) + 1, append.command)
+        self._note_receipts(append, outcome)
         if self._barrier is not None:
             await self._kept(append, self._barrier)
         return outcome
+
+    def _note_receipts(self, append: Append, outcome: Recorded) -> None:
+        """Keep what shows, should the store come back older, that *append* was written."""
+        part, command = append.parts[0], append.command
+        if part.ended and part.events:
+            self._receipts.ended(part.actor, (part.log or 0) + 1, command)
+        elif part.actor in self._owned:
+            if part.events:
+                self._receipts.wrote(part.actor, (part.log or 0) + 1, command)
+            if part.items and (first := outcome.parts[0].first):
+                self._receipts.poured(part.actor, first, command)
 
     async def _appended(self, append: Append) -> Outcome:
         ours = self._owned.get(append.parts[0].actor) if append.parts else None
@@ -271,9 +284,17 @@ class RedisStore:
         return keys.partition(actor, self.deployment.partitions)
 
     def now_ms(self) -> int:
-        """Redis time as estimated; never less than before."""
-        self._last_ms = max(self._last_ms, _mono_ms() + self._ahead_ms)
+        """Redis time as estimated; never less than before, unless it went back by more than anybody should wait for."""
+        now_ms = _mono_ms() + self._ahead_ms
+        if self._last_ms > now_ms + BACK_MS_MAX:
+            _log.error("Redis time went back by %d ms", self._last_ms - now_ms)
+            self._last_ms = now_ms
+        self._last_ms = max(self._last_ms, now_ms)
         return self._last_ms
+
+    def history(self) -> str:
+        """The history that the server was on when it was connected to last."""
+        return self._receipts.history
 
     @property
     def hub(self) -> Hub:

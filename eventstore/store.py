@@ -323,6 +323,8 @@ class Tail(Protocol):
 
     compared: bool
     """Whether somebody compares heads for all tails now and then; else a reader does after each silence."""
+    lost: bool
+    """Whether the store came back without what was shown here: whatever is read from now on is another history."""
 
     async def heard(self, patience_s: float) -> Heard | None:
         """Wait for news and take all of it; None when *patience_s* passed in silence."""
@@ -444,7 +446,14 @@ class Store(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """Redis time as estimated from the last answer and this node's monotonic clock; never goes back."""
+        """Redis time as estimated from the last answer and this node's monotonic clock.
+
+        It stands still where Redis time goes back, by a minute at most.
+        """
+        ...
+
+    def history(self) -> str:
+        """What names the history of the server that answers; another may lack the end of the one before."""
         ...
 
 

@@ -52,6 +52,11 @@ class Kept(NamedTuple):
         }
         return known.get(first, "other")
 
+    @property
+    def lost(self) -> bool:
+        """Whether it ended because the store had lost what was seen of it."""
+        return bool(self.log) and self.log[-1].event.get("cause") == "history"
+
     def of(self, *kinds: str) -> list[Mapping[str, Any]]:
         """Its events of these kinds."""
         return [one.event for one in self.log if one.kind in kinds]
@@ -148,15 +153,35 @@ def same_for_all(history: History) -> Iterator[str]:
         (kept.actor, number): data for kept in history.kept for number, data in kept.feed.items()
     }
     stored = {kept.actor for kept in history.kept if kept.whole}
+    lost = {kept.actor for kept in history.kept if kept.lost}
+    gone: dict[tuple[str, int], bytes] = {}
     for read in history.reads:
         numbers = [number for number, _ in read.events]
         if numbers != list(range(read.after + 1, read.after + 1 + len(numbers))):
             yield f"{read.reader} read {numbers} of {read.feed} after {read.after}"
+        if read.feed in lost:
+            yield from _of_one_history(read, known, gone)
+            continue
         for number, data in read.events:
             if read.feed in stored and (read.feed, number) not in known:
                 yield f"{read.reader} saw number {number} of {read.feed}, which is not stored"
             elif known.setdefault((read.feed, number), data) != data:
                 yield f"{read.reader} saw something else under {number} of {read.feed}"
+
+
+def _of_one_history(
+    read: Read, known: Mapping[tuple[str, int], bytes], gone: dict[tuple[str, int], bytes]
+) -> Iterator[str]:
+    """Whoever saw what was lost saw nothing of what took its place; and all who saw it saw the same."""
+    parted = False
+    for number, data in read.events:
+        at = (read.feed, number)
+        if known.get(at) != data:
+            parted = True
+            if gone.setdefault(at, data) != data:
+                yield f"{read.reader} saw something else under {number} of {read.feed}, before it was lost"
+        elif parted:
+            yield f"{read.reader} saw number {number} of {read.feed} after what was lost of it"
 
 
 def one_end(history: History) -> Iterator[str]:

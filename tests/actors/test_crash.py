@@ -4,13 +4,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
-from actors import run
+from actors import calls, run
+from actors.companions import APPROVALS_POOL
 from actors.errors import Refused
+from actors.executor import Executor
 from actors.node import NodeSettings
 from eventstore.memory import Memory, MemoryStore
+from eventstore.store import Caps, Claim, Heads
 from projections import wire_feed
 from runstream.host import Host
 from tests.actors.support import (
@@ -201,6 +205,33 @@ async def test_a_living_node_keeps_its_run_while_others_watch() -> None:
         state, heads = await two.state(attended.run_id)
         assert isinstance(state, run.Live)
         assert (heads.owner, heads.epoch) == ("n1", 1)
+
+
+async def test_a_permit_for_a_question_that_was_not_put_lapses() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    async with hosted(stalling("a"), MemoryStore(memory, "n1"), node=FAST) as host, host.attend(asking()) as attended:
+        await until(lambda: attended.run_id in host.node.executing)
+        hold = host.node.executing[attended.run_id].hold
+        late = Executor(host.node.around, hold, granted=anyio.Event(), may_start=anyio.lowlevel.checkpoint)
+        state, _ = await host.state(attended.run_id)
+        assert isinstance(state, run.Live)
+        assert await late._permitted(APPROVALS_POOL, "asked", state, Caps(total=9))
+        await late._tell(calls.AskReview("asked"))  # the run is elsewhere by now, and nothing is written
+        clock.ahead_ms += 60_000
+        await host.store.take(Claim(APPROVALS_POOL, "other", "n1", "ann"), Caps(total=9), 1_000)
+        assert (await memory.ledger.counted(APPROVALS_POOL)).held == 1
+
+
+async def test_nobody_judges_a_lease_in_the_moment_in_which_redis_time_has_jumped() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    lapsed, anyone = Heads(lease_ms=1), "00000000-0000-8000-8000-000000000001"
+    async with hosted(stalling(), MemoryStore(memory, "n1"), node=FAST) as host:
+        await until(lambda: host.node.may_judge(anyone, lapsed))
+        clock.ahead_ms += 30_000
+        assert not host.node.may_judge(anyone, lapsed)
+        await until(lambda: host.node.may_judge(anyone, lapsed))
 
 
 async def test_a_key_whose_node_died_is_ended_by_the_next_asker_and_replays_as_uncertain() -> None:

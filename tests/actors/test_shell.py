@@ -281,6 +281,20 @@ async def test_a_lost_history_is_told_and_never_begun_anew() -> None:
         await shell(store).pour(hold, delta("a"))
 
 
+async def test_a_feed_shorter_than_what_its_executor_wrote_is_a_lost_history() -> None:
+    memory = new_memory()
+    asked = shell(MemoryStore(memory, "n1"))
+    hold = await calling(asked)
+    await asked.pour(hold, delta("a"))
+    kept = memory.actors[RUN]
+    del kept.feed[kept.heads.feed]
+    kept.heads = replace(kept.heads, feed=kept.heads.feed - 1)
+    with pytest.raises(HistoryLost):
+        await asked.pour(hold, delta("b"))
+    with pytest.raises(HistoryLost):
+        await asked.tell(RUN, answer("a"), command_id="x", hold=hold)
+
+
 async def test_actors_beyond_the_bound_are_forgotten_and_known_again(node: Open) -> None:
     small = shell(await node("n1"), hot_max=2)
     ids = [f"{number:08x}{RUN[8:]}" for number in range(6)]

@@ -13,7 +13,7 @@ from actors.errors import Problem, Refused
 from actors.request import RunRequest
 from api.app import Limits
 from api.connection import Bounds
-from eventstore.store import Unavailable
+from eventstore.store import HistoryLost, Unavailable
 from tests.api.fake_runs import Attended, FakeRuns, Script, completed, failing, stalling, texts
 from tests.api.hosted import BEARER, JSON, RUN, STREAM, TOKENS, Hosted, hosted, until
 from tests.http_client import Answer, Connection, HttpBroken, connected, events, fetch, opened, request_bytes
@@ -97,6 +97,7 @@ async def test_a_failed_run_is_an_error_or_a_terminal_event(problem: Problem, ki
         (Refused("BUSY", retryable=True), 429, "BUSY"),
         (Refused("OPERATION_UNCERTAIN", uncertain=True), 409, "OPERATION_UNCERTAIN"),
         (Unavailable("down"), 503, "STORE_UNAVAILABLE"),
+        (HistoryLost("r"), 410, "HISTORY_LOST"),
         (ExceptionGroup("wrapped", [Refused("QUEUE_FULL", retryable=True)]), 429, "QUEUE_FULL"),
         (RuntimeError("secret-text"), 500, "INTERNAL_ERROR"),
         (ExceptionGroup("two", [RuntimeError("secret-text"), KeyError("x")]), 500, "INTERNAL_ERROR"),

@@ -1,5 +1,6 @@
 """The server: where it may listen, what a connection may take, and how it ends."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ from providers.mock import Mock
 from tests.api.fake_runs import FakeRuns, stalling, texts
 from tests.api.hosted import BEARER, JSON, RUN, STREAM, hosted, parts, until
 from tests.api.test_edge import BODY, code
-from tests.http_client import Answer, Tcp, Unix, connected, fetch, opened, request_bytes
+from tests.http_client import Answer, HttpBroken, Tcp, Unix, connected, fetch, opened, request_bytes
 from tests.strict_client import host_headers, host_rules
 
 pytestmark = pytest.mark.anyio
@@ -262,6 +263,24 @@ async def test_what_does_not_end_itself_is_cut_after_the_drain_time() -> None:
         host.listening.stop()
         await until(lambda: runs.left, deadline_s=2)
     assert time.monotonic() - begun < 3
+
+
+async def test_what_has_no_answer_yet_at_the_end_of_the_drain_time_gets_none() -> None:
+    runs, entered = FakeRuns(stalling), anyio.Event()
+
+    @asynccontextmanager
+    async def attend(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        entered.set()
+        await anyio.sleep_forever()  # of a store that does not answer
+        yield
+
+    runs.attend = attend  # type: ignore[method-assign]
+    async with hosted(runs=runs, drain_s=0.3) as host, connected(host.target) as connection:
+        await connection.request("POST", "/v1/runs", [BEARER, JSON], BODY)
+        await entered.wait()
+        host.listening.stop()
+        with pytest.raises((asyncio.IncompleteReadError, HttpBroken, ConnectionError)):
+            await connection.head()
 
 
 async def test_a_request_that_is_still_coming_is_refused_when_the_host_drains() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eventstore.follow import CursorAhead, CursorTooOld, Hub, followed, read_message
 from eventstore.link import ConnectionLost
-from eventstore.store import Heads, Heard, Item, Page, Store, Tail, Unavailable
+from eventstore.store import Heads, Heard, HistoryLost, Item, Page, Store, Tail, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -365,7 +365,7 @@ async def test_a_feed_that_fell_behind_its_readers_is_no_feed_of_theirs() -> Non
         assert len(await taken(reader, 1)) == 1
         del feed.items[1:]
         feed.hub.compare(A, 1, ended=False)
-        with pytest.raises(CursorAhead):
+        with pytest.raises(HistoryLost):
             await anext(reader)
 
 
@@ -412,3 +412,26 @@ async def test_every_reader_sees_every_item_once_whatever_was_heard() -> None:
             if number % 3 == 0:
                 await anyio.lowlevel.checkpoint()
     assert seen == [[Item(number, b"%d" % number) for number in range(1, 301)]] * 20
+
+
+async def test_a_feed_shorter_than_what_was_sent_is_a_lost_history_and_no_wrong_cursor() -> None:
+    feed = Feed()
+    async with aclosing(feed.follower()) as reader:
+        feed.append(b"a", b"b")
+        assert len(await taken(reader, 2)) == 2
+        feed.items.pop()
+        feed.hub.gap()
+        with pytest.raises(HistoryLost):
+            await taken(reader)
+
+
+async def test_what_is_read_after_a_loss_is_not_sent() -> None:
+    feed = Feed()
+    async with aclosing(feed.follower(heartbeat_s=0.01)) as reader:
+        feed.append(b"a")
+        assert len(await taken(reader, 1)) == 1
+        assert await anext(reader) == ()
+        feed.append(b"b", heard=False)
+        feed.hub.lose(A)
+        with pytest.raises(HistoryLost):
+            await taken(reader)

@@ -70,6 +70,14 @@ def test_another_replication_id_starts_the_count_again() -> None:
     assert not watch.may_judge(LEASE_MS, 21_000)
 
 
+def test_what_does_not_go_on_with_the_row_is_seen_before_it_is_counted() -> None:
+    watch = steady(0, 20_000)
+    assert watch.continues(21_000, 21_000 + AHEAD_MS, "r1")
+    assert not watch.continues(21_000, 51_000 + AHEAD_MS, "r1")
+    assert not watch.continues(21_000, 21_000 + AHEAD_MS, "r2")
+    assert not Watch().continues(0, 0)
+
+
 def test_answers_out_of_order_break_nothing() -> None:
     watch = watched((20_500, 20_500), (20_400, 20_400), start=steady(0, 20_000))
     assert watch.may_judge(LEASE_MS, 20_500)

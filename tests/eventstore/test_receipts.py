@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from eventstore import keys
-from eventstore.receipts import Receipts
+from eventstore.receipts import ENDS_MAX, Receipts
 from eventstore.redis_store import RedisStore, open_store_through
 from eventstore.shape import opened
 from eventstore.socket_link import open_link
 from eventstore.startup import Guard
-from eventstore.store import Append, Deployment, Event, HistoryLost, Part
+from eventstore.store import Append, Deployment, Event, HistoryLost, Item, Part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -102,6 +102,55 @@ async def test_another_event_under_the_same_number_is_a_loss_too(valkey: Endpoin
         await link.call("DEL", keys.log(TAG, RUN))
         for number, command in ((1, "begin"), (2, "begin"), (3, "somebody")):
             await link.call("XADD", keys.log(TAG, RUN), f"{number}-0", "e", "x", "w", 1, "c", command)
+        await receipts.check(link.call, "another")
+        assert ear.heard == [RUN]
+
+
+async def test_text_that_nobody_looked_at_is_missed_by_its_owner(valkey: Endpoint) -> None:
+    receipts = Receipts()
+    async with open_link(valkey) as link, a_store(valkey, receipts) as (store, ear):
+        await link.call("FLUSHALL")
+        await store.append(Append(command="begin", parts=(BEGIN,)))
+        await store.append(Append(command="d1.2", parts=(Part(actor=RUN, feed=2, items=(b"3",), epoch=1),)))
+        await receipts.check(link.call, "another")
+        assert ear.heard == []
+        await link.call("XDEL", keys.feed(TAG, RUN), "3-0")
+        await link.call("HSET", keys.heads(TAG, RUN), "w", 2)
+        await receipts.check(link.call, "a third")
+        assert ear.heard == [RUN]
+        assert store.history() == "a third"
+
+
+async def test_an_end_is_missed_by_the_node_that_wrote_it_once(valkey: Endpoint) -> None:
+    receipts = Receipts()
+    async with open_link(valkey) as link, a_store(valkey, receipts) as (store, ear):
+        await link.call("FLUSHALL")
+        await store.append(Append(command="begin", parts=(BEGIN,)))
+        await store.append(Append(command="end", parts=(replace(FACT, ended=True),)))
+        await receipts.check(link.call, "another")
+        assert ear.heard == []
+        await rolled_back(link)
+        await receipts.check(link.call, "a third")
+        await receipts.check(link.call, "a fourth")
+        assert ear.heard == [RUN]
+
+
+def test_of_many_ends_the_last_are_remembered() -> None:
+    receipts = Receipts()
+    for number in range(ENDS_MAX + 1):
+        receipts.ended(str(number), 3, "end")
+    assert len(receipts._ended) == ENDS_MAX
+    assert "0" not in receipts._ended
+
+
+async def test_what_is_heard_of_a_shorter_history_hides_no_loss(valkey: Endpoint) -> None:
+    receipts = Receipts()
+    async with open_link(valkey) as link, a_store(valkey, receipts) as (store, ear):
+        await link.call("FLUSHALL")
+        await store.append(Append(command="begin", parts=(BEGIN,)))
+        receipts.disowned(RUN)
+        receipts.showed(RUN, Item(3, b"3"))
+        receipts.showed(RUN, Item(2, b"2"))
         await receipts.check(link.call, "another")
         assert ear.heard == [RUN]
 

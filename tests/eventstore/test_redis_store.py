@@ -361,3 +361,15 @@ async def test_a_reader_whose_messages_are_lost_finds_all_of_it_by_comparison(mo
                 assert [item.data for item in await anext(reader)] == [b"3"]
                 await other.append(one("e", replace(END, feed=3, items=(b"4",))))
                 assert [item.data async for items in reader for item in items] == [b"4"]
+
+
+async def test_time_stands_still_where_redis_time_goes_back_but_not_for_ever(
+    valkey: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_redis_store(valkey, DEPLOYMENT, "one") as store:
+        before_ms, store._ahead_ms = store.now_ms(), store._ahead_ms - 30_000
+        assert before_ms <= store.now_ms() < before_ms + 1_000
+        assert not caplog.records
+        store._ahead_ms -= 3_600_000
+        assert store.now_ms() < before_ms - 3_600_000
+        assert "Redis time went back" in caplog.text

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from eventstore.endpoint import TROUBLE, Endpoint
 from eventstore.link import ReplyError
 from eventstore.slots import serving
 from eventstore.socket_link import Limits, bare_call
+from tests import clocks
 
 _QUICK = Limits(connect_s=0.5, patience_s=0.5, silence_s=0.5)
 NODE_TIMEOUT_MS = 500
@@ -47,8 +48,11 @@ async def info(server: Endpoint, section: str) -> dict[str, str]:
 class Server:
     """A process that listens on a port of its own."""
 
-    def __init__(self, words: Sequence[str], port: int, folder: Path) -> None:
+    def __init__(
+        self, words: Sequence[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._words = words
+        self._environment = {**os.environ, **(environment or {})}
         self.endpoint = Endpoint(port=port)
         self.folder = folder
         self.process = self._started()
@@ -59,9 +63,10 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        clocks.tidy(self.process.pid)
 
-    def restart(self) -> None:
-        self.process = self._started()
+    def restart(self, *more: str) -> None:
+        self.process = self._started(*more)
 
     @contextmanager
     def frozen(self) -> Any:
@@ -71,8 +76,8 @@ class Server:
         finally:
             os.kill(self.process.pid, signal.SIGCONT)
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._words, cwd=self.folder)
+    def _started(self, *more: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen((*self._words, *more), cwd=self.folder, env=self._environment)
 
 
 class Yard:
@@ -85,9 +90,9 @@ class Yard:
         self._shared: ClusterYard | None = None
         self._pair: tuple[Server, Server] | None = None
 
-    async def server(self, *options: str) -> Server:
-        """Start a server, and return once it answers."""
-        server = self._server("--repl-diskless-sync", "no", *options)
+    async def server(self, *options: str, off_s: int = 0) -> Server:
+        """Start a server whose clock is *off_s* seconds ahead, and return once it answers."""
+        server = self._server("--repl-diskless-sync", "no", *options, off_s=off_s)
         await until(lambda: server.ask("PING"))
         return server
 
@@ -143,10 +148,10 @@ class Yard:
         await yard.sound()
         return yard
 
-    def _server(self, *options: str) -> Server:
+    def _server(self, *options: str, off_s: int = 0) -> Server:
         port, folder = free_port(), self._new_folder()
         words = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--logfile", "log")
-        server = Server((self._binary, *words, *options), port, folder)
+        server = Server((self._binary, *words, *options), port, folder, clocks.off_by(off_s))
         self.servers.append(server)
         return server
 
@@ -256,3 +261,4 @@ def open_yard(folder: Path, binary: str) -> Iterator[Yard]:
             server.process.kill()
         for server in yard.servers:
             server.process.wait()
+            clocks.tidy(server.process.pid)

@@ -308,6 +308,9 @@ class Wire:
         self._last_ms = max(self._last_ms, self._mono_ms() + ahead_ms)
         return self._last_ms
 
+    def history(self) -> str:
+        return str(self._near.history())
+
     def _heard(self, redis_ms: int) -> None:
         self._ahead_ms = redis_ms - self._mono_ms()
 

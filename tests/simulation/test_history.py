@@ -132,6 +132,28 @@ def test_a_sound_history_has_no_fault() -> None:
     assert faults(SOUND) == []
 
 
+LOST = kept(
+    "lost",
+    entry(1, "a", "run.accepted", request={"input": "three"}),
+    entry(2, "f", "run.failed", cause="history"),
+    feed=("run.started", "step.started", "run.failed"),
+)
+
+
+def lost(*reads: Read) -> History:
+    """The sound history, and a run that ended because its history was lost, as some saw it."""
+    return SOUND._replace(kept=(*SOUND.kept, LOST), reads=(*SOUND.reads, *reads))
+
+
+def lost_read(reader: str, *kinds: str) -> Read:
+    return Read(reader, "lost", 0, [(number, item(kind, number)) for number, kind in enumerate(kinds, 1)], over=False)
+
+
+def test_of_a_lost_history_readers_may_have_seen_more_than_is_stored() -> None:
+    seen = [lost_read(reader, "run.started", "text.delta", "text.delta", "text.delta") for reader in ("bo", "cy")]
+    assert faults(lost(*seen, lost_read("di", "run.started", "step.started", "run.failed"))) == []
+
+
 BROKEN: Mapping[str, tuple[History, str]] = {
     "an event that is missing": (
         with_actor(RUN, log=[*actor(RUN).log[:3], *actor(RUN).log[4:]]),
@@ -154,6 +176,14 @@ BROKEN: Mapping[str, tuple[History, str]] = {
     "a reader that saw what is not stored": (
         also(reads=Read("bo", RUN, 6, [(7, item("text.delta", 7))], over=False)),
         "which is not stored",
+    ),
+    "a reader that saw two histories": (
+        lost(lost_read("bo", "run.started", "text.delta", "run.failed")),
+        "bo saw number 3 of lost after what was lost of it",
+    ),
+    "readers that saw different things before they were lost": (
+        lost(lost_read("bo", "run.started", "text.delta"), lost_read("cy", "run.started", "tool.called")),
+        "cy saw something else under 2 of lost, before it was lost",
     ),
     "a reader that was told of no end": (
         also(reads=Read("bo", RUN, 0, [(1, item(SHOWN[0], 1))], over=True)),

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import anyio
@@ -16,8 +16,8 @@ from tests.system.cluster import LOST, asking_once, drawn
 from tests.system.house import House
 from tests.system.processes import POLL_S, headers_of
 
-How = Literal["over", "left", "parted", "lost", "refused"]
-"""How a reading ended: with the run, by the client, by the host's word, by a loss, or before it began."""
+How = Literal["over", "left", "parted", "lost", "refused", "gone"]
+"""How a reading ended: with the run, by the client, by the host's word, by a loss, before it began, or with its history."""
 OnEvent = Callable[[Any], Awaitable[None]]
 READ_S = 8.0
 """How long a client waits for the next bytes of a stream; longer than a host is paused."""
@@ -41,9 +41,10 @@ KNOWN = frozenset(
 
 
 class Notes:
-    """What all clients noted."""
+    """What all clients noted; beside what is known, they may be told of *losses*."""
 
-    def __init__(self) -> None:
+    def __init__(self, losses: Iterable[str] = ()) -> None:
+        self.known = KNOWN | frozenset(losses)
         self.reads: list[Read] = []
         self.acknowledged: list[Acknowledged] = []
         self.effects: list[Effect] = []
@@ -94,7 +95,7 @@ class Client:
         """Note a refusal; its code."""
         code = str(body["error"]["code"])
         self.notes.ends[f"{what} {code}"] += 1
-        if code not in KNOWN:
+        if code not in self.notes.known:
             self.notes.complaints.append(f"{what} was answered {body}")
         return code
 
@@ -122,7 +123,7 @@ class Client:
             most = self.luck.choice((0, 0, 5, 25))
             path = f"/v1/runs/{run_id}/events"
             how = await self._read("GET", path, {}, seen, on_event, most)
-            if how == "over" and not seen.is_over:
+            if how == "gone" or (how == "over" and not seen.is_over):
                 return
             if how != "left":
                 await anyio.sleep(POLL_S)
@@ -154,14 +155,15 @@ class Client:
                 if stream.status != 200:
                     told: Any = json.loads(await stream.body())
                     if not told["error"]["retryable"]:
-                        await self.refused(f"{method} {path[:9]}", told)
+                        code = await self.refused(f"{method} {path[:9]}", told)
+                        return "gone" if code == "HISTORY_LOST" else "refused"
                     return "refused"
-                return await _pieces(stream, seen, on_event, len(seen.events) + most if most else 0)
+                return await taken(stream, seen, on_event, len(seen.events) + most if most else 0)
         except LOST:
             return "lost"
 
 
-async def _pieces(stream: Stream, seen: Seen, on_event: OnEvent, most: int) -> How:
+async def taken(stream: Stream, seen: Seen, on_event: OnEvent, most: int) -> How:
     """Take events as they come."""
     rest = b""
     async for piece in stream.chunks():

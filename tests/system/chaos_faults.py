@@ -1,7 +1,7 @@
 """What is done to the hosts, to their Redis, and to the way between; which and when comes from the seed."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -11,14 +11,21 @@ from tests.system.cluster import drawn
 from tests.system.house import House
 from tests.system.looks import TROUBLE, connected
 from tests.system.processes import LEASE_MS, POLL_S
+from tests.system.servers import Watched
 
 PAUSED_S = LEASE_MS / 1_000 * 1.5
 APART_S = {"host": (0.8, 2.0), "redis": (0.3, 0.9)}
 """Between two harms to hosts, and between two to what they need."""
-HARMS = {
+HARMS: Mapping[str, Sequence[str]] = {
     "host": ("kill", "pause", "drain"),
-    "redis": ("delay", "drop", "cut", "half-close", "half-close-redis", "flush", "restart", "outage"),
+    "redis": ("outage", "delay", "drop", "cut", "half-close", "half-close-redis", "flush", "restart"),
 }
+WATCHED: Mapping[str, Sequence[str]] = {
+    "host": HARMS["host"],
+    "redis": ("failover", "failover-frozen", "switch", "lag", "hang-up", "flush", "restart"),
+}
+"""What is done where a sentinel watches; of either, the first is done first."""
+PROMOTIONS = frozenset({"failover", "failover-frozen", "switch"})
 
 
 class Harm:
@@ -28,6 +35,7 @@ class Harm:
         self.house = house
         self.done: Counter[str] = Counter()
         self._chances = {of: drawn(f"{seed} {of}") for of in HARMS}
+        self._harms = WATCHED if isinstance(house.servers, Watched) else HARMS
         self._seconds = seconds
         self._whole = set(house.up)
         self._ways: dict[str, Callable[[], Awaitable[None]]] = {
@@ -37,9 +45,17 @@ class Harm:
             "half-close": partial(house.proxy.half_closed, "node"),
             "half-close-redis": partial(house.proxy.half_closed, "redis"),
             "flush": self._flush,
-            "restart": house.restart_redis,
+            "restart": house.servers.restart,
             "outage": self._outage,
+            "lag": self._lag,
+            "hang-up": self._hang_up,
         }
+        if isinstance(house.servers, Watched):
+            self._ways |= {
+                "failover": partial(house.servers.replaced, frozen=False),
+                "failover-frozen": partial(house.servers.replaced, frozen=True),
+                "switch": house.servers.switched,
+            }
 
     async def run(self) -> None:
         """Do harm for its time; afterwards all is whole again."""
@@ -50,14 +66,23 @@ class Harm:
 
     async def _again(self, of: str, do: Callable[[str], Awaitable[None]], until_s: float) -> None:
         """Do each harm once, and again in another order, and so on."""
-        chance = self._chances[of]
+        chance, harms = self._chances[of], self._harms[of]
         while True:
-            for harm in chance.sample(HARMS[of], len(HARMS[of])):
+            first = [] if self.done[harms[0]] else [harms[0]]
+            for harm in (*first, *chance.sample(harms, len(harms))):
                 if anyio.current_time() >= until_s:
                     return
+                if not await self._ready(harm):
+                    await anyio.sleep(POLL_S)
+                    continue
                 await do(harm)
                 self.done[harm] += 1
                 await anyio.sleep(chance.uniform(*APART_S[of]))
+
+    async def _ready(self, harm: str) -> bool:
+        """Whether it can be done now: a sentinel that knows of no replica promotes none."""
+        servers = self.house.servers
+        return harm not in PROMOTIONS or not isinstance(servers, Watched) or await servers.ready()
 
     def _host_soon(self, tasks: anyio.abc.TaskGroup) -> Callable[[str], Awaitable[None]]:
         async def begun(harm: str) -> None:
@@ -81,12 +106,26 @@ class Harm:
         self._whole.add(number)
 
     async def _flush(self) -> None:
+        await self._told("flush", ("SCRIPT", "FLUSH"))
+
+    async def _hang_up(self) -> None:
+        """Let the primary end all connections."""
+        await self._told("hang-up", ("CLIENT", "KILL", "TYPE", "pubsub"), ("CLIENT", "KILL", "TYPE", "normal"))
+
+    async def _told(self, harm: str, *commands: Sequence[str]) -> None:
         try:
             async with connected(self.house) as link:
-                await link.call("SCRIPT", "FLUSH")
+                await link.pipeline(commands)
         except TROUBLE:
-            self.done["flush"] -= 1
+            self.done[harm] -= 1
+
+    async def _lag(self) -> None:
+        """Let the replica take nothing for a while."""
+        assert isinstance(self.house.servers, Watched)
+        with self.house.servers.lagging():
+            await anyio.sleep(self._chances["redis"].uniform(0.5, 2.5))
+        await self.house.servers.whole()
 
     async def _outage(self) -> None:
-        with self.house.outage():
+        with self.house.servers.frozen():
             await anyio.sleep(self._chances["redis"].uniform(0.5, 2.0))

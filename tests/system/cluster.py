@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from eventstore.endpoint import Endpoint, Place
 from runstream import tokens
+from tests import clocks
 from tests.host_rules import host_answer
 from tests.http_client import HttpBroken, fetch
 from tests.strict_values import Json, Object
@@ -24,7 +26,6 @@ from tests.system.processes import (
     LEASE_MS,
     POLL_S,
     Host,
-    Redis,
     headers_of,
     inline,
     redis_in,
@@ -43,8 +44,13 @@ PATIENCE_S = 4.0
 class Cluster:
     """Hosts by their numbers; one that was killed is not there until it has started again."""
 
-    def __init__(self, redis: Redis, calls: Path, settings: Sequence[Path]) -> None:
-        self.redis = redis
+    def __init__(
+        self, place: Place, calls: Path, settings: Sequence[Path], off_s: Mapping[int, int] | None = None
+    ) -> None:
+        self.place = place
+        """Where Redis is."""
+        self._off_s = off_s or {}
+        """By how much the clock of a host is ahead."""
         self.calls = calls
         self._settings = settings
         self._stacks = [ExitStack() for _ in settings]
@@ -63,7 +69,8 @@ class Cluster:
 
     async def start(self, number: int) -> None:
         environment = {"NOTED_CALLS": str(self.calls), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        serving = served(self._settings[number], os.environ | environment)
+        clock = clocks.off_by(self._off_s.get(number, 0))
+        serving = served(self._settings[number], {**os.environ, **environment, **clock})
         self._hosts[number] = await anyio.to_thread.run_sync(self._stacks[number].enter_context, serving)
 
     async def kill(self, number: int) -> None:
@@ -144,7 +151,7 @@ async def cluster_in(
         settings = [folder / f"n{number}.toml" for number in range(count)]
         for path in settings:
             path.write_text(_text(redis.socket, folder / path.stem, scripts, subjects, sections))
-        cluster = Cluster(redis, folder / "calls", settings)
+        cluster = Cluster(Endpoint(path=str(redis.socket)), folder / "calls", settings)
         try:
             async with anyio.create_task_group() as tasks:
                 for number in range(count):

@@ -1,15 +1,15 @@
 """Hosts on one Redis that all can be harmed: killed, paused, drained; the server stopped or started again; a node cut off.
 
-Node 0 reaches Redis through a proxy, the others through its socket.
+Node 0 reaches a Redis that is alone through a proxy, the others through its socket; a pair all reach through the proxy.
+The primary that a sentinel watches is looked for by all.
 """
 
 import json
-import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -19,8 +19,9 @@ from api.grants import ApplicationToolGrant
 from runstream import tokens
 from tests.strict_values import Object
 from tests.system.cluster import Cluster
-from tests.system.processes import LEASE_MS, POLL_S, Redis, inline, redis_in, token_of
+from tests.system.processes import LEASE_MS, POLL_S, inline, token_of
 from tests.system.proxy import Proxy, proxy_to
+from tests.system.servers import NAME, Alone, Pair, Servers, Watched, alone_in, pair_in, watched_in
 
 LOOK: Object = {
     "name": "look",
@@ -39,15 +40,22 @@ class Shape(NamedTuple):
     subjects: Sequence[str]
     hosts: int
     lease_ms: int = LEASE_MS
+    redis: Literal["alone", "pair", "watched"] = "alone"
+    off_s: Mapping[int, int] = {}
+    """By how much the clock of a host is ahead."""
+    promoted_off_s: int = 0
+    """By how much the clock of the replica of a pair is ahead."""
 
 
 class House(Cluster):
     """A cluster whose Redis can be harmed too."""
 
-    def __init__(self, redis: Redis, calls: Path, settings: Sequence[Path], proxy: Proxy, server: ExitStack) -> None:
-        super().__init__(redis, calls, settings)
+    def __init__(
+        self, servers: Servers, calls: Path, settings: Sequence[Path], proxy: Proxy, off_s: Mapping[int, int]
+    ) -> None:
+        super().__init__(servers, calls, settings, off_s)
+        self.servers = servers
         self.proxy = proxy
-        self._server = server
 
     @override
     async def start(self, number: int) -> None:
@@ -74,44 +82,38 @@ class House(Cluster):
             raise AssertionError(f"host {number} was told to end and did not: {said[-2_000:]}") from None
         await anyio.to_thread.run_sync(self._stacks[number].close)
 
-    @contextmanager
-    def outage(self) -> Iterator[None]:
-        """Let Redis answer nothing."""
-        self.redis.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.redis.process.send_signal(signal.SIGCONT)
-
-    async def restart_redis(self) -> None:
-        """End Redis and start it again with what its append-only file holds."""
-        await anyio.to_thread.run_sync(self._server.close)
-        serving = redis_in(self.redis.socket.parent)
-        self.redis = await anyio.to_thread.run_sync(self._server.enter_context, serving)
-
 
 @asynccontextmanager
 async def house_in(folder: Path, shape: Shape) -> AsyncIterator[House]:
     """Run a house in *folder*, whose path must be short enough for sockets."""
-    with ExitStack() as server:
-        redis = server.enter_context(redis_in(folder))
-        async with proxy_to(redis.socket) as proxy:
-            settings = [folder / f"n{number}.toml" for number in range(shape.hosts)]
-            for number, path in enumerate(settings):
-                where: Object = (
-                    {"socket": str(redis.socket)} if number else {"url": f"redis://127.0.0.1:{proxy.port}/0"}
-                )
-                path.write_text(_text(where, folder / path.stem, shape))
-            house = House(redis, folder / "calls", settings, proxy, server)
-            try:
-                async with anyio.create_task_group() as tasks:
-                    for number in range(shape.hosts):
-                        tasks.start_soon(house.start, number)
-                yield house
-            finally:
-                with anyio.CancelScope(shield=True):
-                    os.kill(house.redis.process.pid, signal.SIGCONT)
-                    await anyio.to_thread.run_sync(house.close)
+    async with _servers_in(folder, shape) as servers, proxy_to(await servers()) as proxy:
+        settings = [folder / f"n{number}.toml" for number in range(shape.hosts)]
+        for number, path in enumerate(settings):
+            path.write_text(_text(_where(number, servers, proxy), folder / path.stem, shape))
+        house = House(servers, folder / "calls", settings, proxy, shape.off_s)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for number in range(shape.hosts):
+                    tasks.start_soon(house.start, number)
+            yield house
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(house.close)
+
+
+def _servers_in(folder: Path, shape: Shape) -> AbstractAsyncContextManager[Alone | Pair | Watched]:
+    if shape.redis == "alone":
+        return alone_in(folder)
+    return watched_in(folder) if shape.redis == "watched" else pair_in(folder, shape.promoted_off_s)
+
+
+def _where(number: int, servers: Alone | Pair, proxy: Proxy) -> Object:
+    """The place of Redis in the settings of a host."""
+    if isinstance(servers, Watched):
+        return {"sentinels": [repr(servers.sentinel.endpoint)], "sentinel_name": NAME}
+    if isinstance(servers, Alone) and number:
+        return {"socket": str(servers.redis.socket)}
+    return {"url": f"redis://127.0.0.1:{proxy.port}/0"}
 
 
 def _text(where: Object, state_dir: Path, shape: Shape) -> str:
@@ -126,7 +128,7 @@ def _text(where: Object, state_dir: Path, shape: Shape) -> str:
     entries = [tokens.toml(tokens.entry_for(token_of(one), subject=one, **grants)) for one in shape.subjects]
     return f"""
 state_dir = {json.dumps(str(state_dir))}
-profile = "standard"
+profile = "{"strict" if shape.redis == "watched" else "standard"}"
 partitions = 4
 tools = "tests.system.chaos_tools"
 redis = {inline(where)}

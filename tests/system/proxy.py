@@ -7,10 +7,11 @@ connection, so that what was executed is not known to be.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Literal
 
 import anyio
+
+from eventstore.endpoint import Endpoint
 
 _PIECE_BYTES = 65_536
 _BROKEN = (OSError, asyncio.IncompleteReadError)
@@ -19,13 +20,13 @@ Side = Literal["node", "redis"]
 
 
 class Proxy:
-    """Listens on a loopback port and carries each connection to a Unix socket."""
+    """Listens on a loopback port and carries each connection to a server."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, server: Endpoint) -> None:
         self.port = 0
         self.lost = 0
         """Bytes that were dropped."""
-        self._socket = socket
+        self._server = server
         self._delay_s = 0.0
         self._dropping = False
         self._open: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
@@ -55,6 +56,11 @@ class Proxy:
             await self.cut()
             self._dropping = False
 
+    async def leads_to(self, server: Endpoint) -> None:
+        """Carry new connections to *server*, and break those there are."""
+        self._server = server
+        await self.cut()
+
     async def cut(self) -> None:
         """Break all connections at once."""
         for pair in list(self._open):
@@ -69,7 +75,7 @@ class Proxy:
     async def carry(self, reader: asyncio.StreamReader, node: asyncio.StreamWriter) -> None:
         """Carry one connection until both directions have ended."""
         try:
-            answers, redis = await asyncio.open_unix_connection(str(self._socket))
+            answers, redis = await _connected(self._server)
         except OSError:
             node.transport.abort()
             return
@@ -104,10 +110,16 @@ class Proxy:
             writer.transport.abort()
 
 
+async def _connected(server: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if server.path:
+        return await asyncio.open_unix_connection(server.path)
+    return await asyncio.open_connection(server.host, server.port)
+
+
 @asynccontextmanager
-async def proxy_to(socket: Path) -> AsyncGenerator[Proxy]:
-    """Run a proxy to the server at *socket*."""
-    proxy = Proxy(socket)
+async def proxy_to(server: Endpoint) -> AsyncGenerator[Proxy]:
+    """Run a proxy to *server*."""
+    proxy = Proxy(server)
     tasks: set[asyncio.Task[None]] = set()
 
     def begun(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,13 +127,13 @@ async def proxy_to(socket: Path) -> AsyncGenerator[Proxy]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(begun, "127.0.0.1", 0)
-    proxy.port = server.sockets[0].getsockname()[1]
+    listening = await asyncio.start_server(begun, "127.0.0.1", 0)
+    proxy.port = listening.sockets[0].getsockname()[1]
     try:
         yield proxy
     finally:
-        server.close()
+        listening.close()
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await server.wait_closed()
+        await listening.wait_closed()

@@ -21,7 +21,6 @@ import pytest
 from actors import kinds
 from actors.events import RunCancelled, RunCompleted, RunEvent, RunFailed, RunStarted, ToolCalled, ToolStarted
 from eventstore import keys, words
-from eventstore.endpoint import Endpoint
 from eventstore.ledger import Counted, RedisLedger
 from eventstore.link import Link
 from eventstore.socket_link import open_link
@@ -228,7 +227,7 @@ async def test_each_job_ends_once_whichever_hosts_are_killed_or_paused(cluster: 
     _one_job_a_key(soak)
     await _sound_pages(soak)
     _no_effect_twice(soak)
-    async with open_link(Endpoint(path=str(cluster.redis.socket))) as link:
+    async with open_link(cluster.place) as link:
         await _sound_logs(soak, link)
         await _tidy(link)
 
