@@ -16,7 +16,7 @@ from eventstore import appends, keys, words
 from eventstore.barrier import Barrier, Short, open_barrier, proof
 from eventstore.follow import Hub
 from eventstore.ledger import RedisLedger
-from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word
+from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word, passing
 from eventstore.receipts import Receipts
 from eventstore.shape import Doors, OpenLink, OpenMessages, Shape, opened
 from eventstore.store import (
@@ -48,12 +48,6 @@ from eventstore.store import (
 
 Answer = TypeVar("Answer")
 
-PAUSES: Final = frozenset(
-    {
-        "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN",
-    }
-)  # fmt: skip
-"""Errors that mean the partition pauses; the same words are sent again."""
 PATIENCE_S: Final = 5.0
 _DELAY_S, _DELAY_S_MAX = 0.01, 0.5
 _PAGES = 4
@@ -339,7 +333,7 @@ class RedisStore:
         """Ask again after *error*, with growing delays, until patience that began at *asked_s* ends."""
         delay_s = _DELAY_S
         with anyio.move_on_after(self._patience_s - (time.monotonic() - asked_s)):
-            while isinstance(error, ConnectionLost) or error.code in PAUSES:
+            while passing(error):
                 await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads callers, guards nothing
                 delay_s = min(2 * delay_s, _DELAY_S_MAX)
                 try:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from eventstore import keys
 from eventstore.fake_link import FakeLink, fake_server, open_fake_link, open_fake_messages
-from eventstore.link import ConnectionLost, ReplyError, Script, Word
-from eventstore.redis_store import PAUSES, RedisStore, open_redis_store, open_store_over
+from eventstore.link import PAUSES, ConnectionLost, ReplyError, Script, Word
+from eventstore.redis_store import RedisStore, open_redis_store, open_store_over
 from eventstore.store import (
     Append,
     Caps,
