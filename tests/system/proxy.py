@@ -25,6 +25,8 @@ class Proxy:
         self.port = 0
         self.lost = 0
         """Bytes that were dropped."""
+        self.gone = False
+        """Whether no new connection is carried."""
         self._socket = socket
         self._delay_s = 0.0
         self._dropping = False
@@ -38,13 +40,17 @@ class Proxy:
         """How many are open."""
         return len(self._open)
 
-    async def delayed(self, by_s: float, for_s: float) -> None:
-        """Let each piece take *by_s* longer, either way."""
+    def slow(self, by_s: float) -> None:
+        """Let each piece take *by_s* longer from now on, either way."""
         self._delay_s = by_s
+
+    async def delayed(self, by_s: float, for_s: float) -> None:
+        """Let each piece take *by_s* longer, either way, for a while."""
+        self.slow(by_s)
         try:
             await anyio.sleep(for_s)
         finally:
-            self._delay_s = 0.0
+            self.slow(0.0)
 
     async def dropped(self, for_s: float) -> None:
         """Carry commands but no replies, and then break all connections."""
@@ -69,6 +75,8 @@ class Proxy:
     async def carry(self, reader: asyncio.StreamReader, node: asyncio.StreamWriter) -> None:
         """Carry one connection until both directions have ended."""
         try:
+            if self.gone:
+                raise ConnectionRefusedError
             answers, redis = await asyncio.open_unix_connection(str(self._socket))
         except OSError:
             node.transport.abort()
