@@ -119,7 +119,7 @@ class House(NamedTuple):
 @asynccontextmanager
 async def housed(valkey: Endpoint, models: Any, fast: int, caps: Caps, **options: Any) -> AsyncIterator[House]:
     await emptied(valkey)
-    options = {"node": CALM, "jobs": CALM_JOBS, "caps": lambda _subject, _account: caps} | options
+    chosen: dict[str, Any] = {"node": CALM, "jobs": CALM_JOBS, "caps": lambda _subject, _account: caps} | options
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         ledger = Ledger(await enter(open_link(valkey)))
@@ -127,7 +127,7 @@ async def housed(valkey: Endpoint, models: Any, fast: int, caps: Caps, **options
         desks: list[Desk] = []
         for number, where in enumerate([*[valkey] * fast, Endpoint(port=proxy.port)]):
             store = await enter(open_redis_store(where, DEPLOYMENT, f"n{number}"))
-            desks.append(await enter(working(models, store, **options)))
+            desks.append(await enter(working(models, store, **chosen)))
         yield House(desks[:-1], desks[-1], proxy, ledger)
         proxy.slow(0)
 

@@ -58,9 +58,8 @@ async def serves(where: Settings) -> None:
         async with runstream.open(where, patient=True) as host:
             document = {"provider": "mock", "model": "demo", "input": "hello"}
             async with host.attend(document) as attended:
-                async for items in attended.items():
-                    last = items[-1].data if items else b""
-            assert b"run.completed" in last
+                shown = [item.data async for items in attended.items() for item in items]
+            assert b"run.completed" in shown[-1]
 
 
 async def refused(where: Settings) -> str:
