@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 
 import anyio
@@ -53,7 +53,7 @@ async def _served(host: Host, settings: Settings, on_ready: Callable[[Listening]
 
 
 @contextmanager
-def _terminated(end: Callable[[], None]) -> Iterator[None]:
+def _terminated(end: Callable[[], None]) -> Generator[None]:
     """Have *end* called by SIGTERM, which the first process of a container would not notice otherwise."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, end)

@@ -196,7 +196,7 @@ async def test_a_full_server_ends_what_is_there_and_takes_nothing_new_until_it_h
             filling.start_soon(full.kept)
             await until_so(full.is_full)
             await refused(one)
-            shown, lease_ms = len(views["ticking"].items), await lease_of(host, views["ticking"])
+            before, lease_ms = len(views["ticking"].items), await lease_of(host, views["ticking"])
 
             proxy.gone = True
             await proxy.cut()
@@ -208,11 +208,12 @@ async def test_a_full_server_ends_what_is_there_and_takes_nothing_new_until_it_h
             await until_so(lambda: erased(host, kept.id))
             await until(lambda: types(views["lost"].items)[-1] == "run.failed")
 
-            assert len(views["ticking"].items) == shown, "text waits"
+            assert len(views["ticking"].items) == before, "text waits"
             assert views["ticking"].heartbeats > 3, "its viewers are shown a pause"
             assert await full.is_full()
             await refused(one)
             filling.cancel_scope.cancel()
+        shown = len(views["ticking"].items)
         with anyio.fail_after(RECOVERED_S):
             await until(lambda: len(views["ticking"].items) > shown)
             waiting.gate("new").set()

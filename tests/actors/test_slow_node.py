@@ -1,5 +1,6 @@
 """Ten nodes on one ledger, on a real server, one of them behind a slow link, stalled or gone: the others do not feel it."""
 
+import os
 import re
 import time
 from collections import Counter
@@ -28,13 +29,14 @@ from tests.system.proxy import Proxy, proxy_to
 pytestmark = pytest.mark.anyio
 __all__ = ["valkey"]
 
+SLOW = pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="waits until a queued job is looked at again")
 DEPLOYMENT = Deployment("test", 4, b"k" * 32)
 FAST = 9
 CAPS = Caps(total=12, per_subject=4, per_account=8, queue_total=1_000, queue_per_subject=1_000)
 SUBJECTS = ("ann", "bob", "cat", "dan", "eve")
 DELAY_S = 0.3
 MODEL_S = 0.02
-RUNS, JOBS = 60, 60
+RUNS, JOBS = 45, 45
 SLOWED_AT_MOST = 3.0
 """How many times as long the work of nine may take beside a tenth that is slow: far above what was measured."""
 CALM = replace(BRISK, routine_ms=250, reassured_s=1.0)
@@ -182,11 +184,10 @@ async def test_nine_nodes_do_not_feel_a_tenth_that_is_slow(valkey: Endpoint) -> 
         async with anyio.create_task_group() as clients:
             for number in range(4):
                 clients.start_soon(attached, slow, "slow", range(number, 1_000, 4), done)
-            beside_s = await worked(fast, "beside")
+            assert await worked(fast, "beside") < SLOWED_AT_MOST * alone_s + 1
             done.set()
         await until_so(ledger.is_empty)
         tasks.cancel_scope.cancel()
-    assert beside_s < SLOWED_AT_MOST * alone_s + 1
     within(CAPS, most)
     within(CAPS, busy.most)
     assert set(busy.calls.values()) == {1}, "each waiter is served once"
@@ -302,6 +303,8 @@ async def attended(desk: Desk, said: str) -> None:
             raise AssertionError("it was begun")
 
 
+@SLOW
+@pytest.mark.slow
 async def test_a_job_that_a_stalled_node_took_up_is_begun_by_another(valkey: Endpoint) -> None:
     held = Held()
     async with housed(valkey, held.model, 1, ONE, node=BRIEF, held=True) as ([fast], slow, proxy, ledger):
