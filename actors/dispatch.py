@@ -128,7 +128,7 @@ class Worker:
             command_id=node.around.fresh_id(),
             claim=Claiming(node.around.store.node, node.settings.lease_ms),
             fresh=is_hot,
-            not_after_ms=dispatched.begin_by_ms,
+            not_after_ms=node.settings.store_by(dispatched.begin_by_ms),
         )
         if told.events and isinstance(told.state, run.Live):
             node.execute(told.state, Hold.of(run_id, told.heads), sent, node.claim_of(told.state))

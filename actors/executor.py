@@ -69,6 +69,27 @@ class _Taken(NamedTuple):
     begin_by_ms: int
 
 
+class Slot:
+    """What a run needs to start, as far as its node knows."""
+
+    def __init__(self, *, started: bool) -> None:
+        self.granted = anyio.Event()
+        self.store_by_ms = 0
+        """By when the start of the run must be stored, by Redis time; 0 is no bound."""
+        self.started = started
+        if started:
+            self.granted.set()
+
+    def grant(self, store_by_ms: int) -> None:
+        """Let the run start until *store_by_ms*."""
+        self.store_by_ms = store_by_ms
+        self.granted.set()
+
+    def lapse(self) -> None:
+        """Let the run wait again: it did not start in time, and the slot may be another's."""
+        self.granted = anyio.Event()
+
+
 class Executor:
     """Carries out one run."""
 
@@ -77,14 +98,14 @@ class Executor:
         around: Surroundings,
         hold: Hold,
         *,
-        granted: anyio.Event,
+        slot: Slot,
         may_start: Callable[[], Awaitable[None]],
         leaving: anyio.Event | None = None,
         grown: Callable[[str, RunAccepted, int], Awaitable[bool]] | None = None,
     ) -> None:
         self._around = around
         self._hold = hold
-        self._granted = granted
+        self._slot = slot
         self._may_start = may_start
         self._leaving = leaving or anyio.Event()
         """Set when the node shuts down, and lets go of what another can carry on."""
@@ -129,9 +150,9 @@ class Executor:
             return None
         match effect:
             case run.AwaitPermit():
-                await (self._granted_or_leaving() if run.resumable(state) else self._granted.wait())
+                await (self._granted_or_leaving() if run.resumable(state) else self._slot.granted.wait())
                 self._progress_s = anyio.current_time()
-                return run.Start() if self._granted.is_set() else None
+                return run.Start() if self._slot.granted.is_set() else None
             case run.BeginStep(step):
                 refused = await self._judged(state)
                 await self._may_start()
@@ -160,7 +181,7 @@ class Executor:
                 await news.wait()
                 waiting.cancel_scope.cancel()
 
-            waiting.start_soon(heard, self._granted)
+            waiting.start_soon(heard, self._slot.granted)
             waiting.start_soon(heard, self._leaving)
 
     async def _called(self, effect: run.CallModel, state: run.Live) -> run.Command:
@@ -347,20 +368,21 @@ class Executor:
         command_id = f"x{self._hold.epoch}.{self._told}"
         shell, actor = self._around.shell, self._hold.actor
         permit = self._permit if isinstance(command, calls.AskReview | calls.Offer) else None
+        starts = isinstance(command, run.Start)
+        not_after_ms = self._slot.store_by_ms if starts else 0 if permit is None else permit.begin_by_ms
         while True:
             try:
                 told: Told = await shell.tell(
-                    actor,
-                    command,
-                    command_id=command_id,
-                    hold=self._hold,
-                    not_after_ms=0 if permit is None else permit.begin_by_ms,
+                    actor, command, command_id=command_id, hold=self._hold, not_after_ms=not_after_ms
                 )
+                self._slot.started = self._slot.started or starts
                 if permit is not None and _waits_under(told.state, permit.claim.holder):
                     await self._around.store.begun(permit.claim)
             except Unavailable as pause:  # an outage is a pause of the run, not its end
                 await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
             except TooLate:
+                if starts:
+                    self._slot.lapse()
                 return await self._caught_up()
             else:
                 state: run.State = told.state

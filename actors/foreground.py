@@ -303,7 +303,7 @@ class Foreground:
             command_id=begun.claim.holder,
             claim=Claiming(node.around.store.node, node.settings.lease_ms),
             fresh=fresh,
-            not_after_ms=begun.permit.begin_by_ms if command.admitted else 0,
+            not_after_ms=node.settings.store_by(begun.permit.begin_by_ms) if command.admitted else 0,
         )
         if isinstance(told.answer, Refusal):
             raise Refused.of(told.answer.problem)

@@ -22,7 +22,7 @@ from actors.chores import Chores
 from actors.clients import Clients
 from actors.dispatch import POOL, Worker
 from actors.errors import Problem
-from actors.executor import Executor, Surroundings
+from actors.executor import Executor, Slot, Surroundings
 from actors.plan import Claiming, Hold
 from actors.shell import RETRY_MS_MAX, Moved, Told
 from actors.telemetry import ABOUT, About, Levels, Outcome, labels_of, tell_change
@@ -62,18 +62,27 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     audit_kept_ms: int = 365 * 24 * 3_600 * 1_000
     """How long the audit of approvals is kept."""
 
+    def store_by(self, begin_by_ms: int) -> int:
+        """By when a run must be stored whose slot lapses at *begin_by_ms*; 0 is no bound.
+
+        In the rest of the time the ledger is told that the slot is in use, or it would be given to another too.
+        """
+        return begin_by_ms and begin_by_ms - self.permit_begin_ms // 3
+
 
 class Execution:
     """One run in this node's hands."""
 
-    __slots__ = ("claim", "executor", "granted", "hold", "holding", "is_job", "outcome", "over", "scope")
+    __slots__ = ("claim", "executor", "hold", "holding", "in_use", "is_job", "outcome", "over", "scope", "slot")
 
-    def __init__(self, hold: Hold, holding: Holding, claim: Claim | None, *, is_job: bool = False) -> None:
+    def __init__(self, hold: Hold, holding: Holding, claim: Claim | None, slot: Slot, *, is_job: bool = False) -> None:
         self.hold = hold
         self.holding = holding
         self.claim = claim
         self.is_job = is_job
-        self.granted = anyio.Event()
+        self.slot = slot
+        self.in_use = False
+        """Whether the ledger was told that the slot does not lapse."""
         self.over = anyio.Event()
         """Nothing is executed any more, and the slot was given back."""
         self.scope = anyio.CancelScope()
@@ -112,7 +121,7 @@ class Node:
         self._news = anyio.Event()
         self._rung: set[str] = set()
         self._granted: set[str] = set()
-        self._waiters: dict[str, anyio.Event] = {}
+        self._waiters: dict[str, Execution] = {}
         self._idle = anyio.Event()
         self.settlements = Settlements(around.shell, around.audit, self.told, tasks)
         self.clients = Clients(around.store, self.soon)
@@ -154,11 +163,10 @@ class Node:
     def execute(self, state: run.State, hold: Hold, sent_mono_ms: int, claim: Claim | None) -> None:
         """Carry out a run that is ours from now on; it begins at once and ends by itself."""
         is_job = isinstance(state, run.Live) and state.accepted.origin == "job"
-        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim, is_job=is_job)
-        if isinstance(state, run.Live) and state.started:
-            execution.granted.set()
-        elif claim is not None:
-            self._waiters[claim.holder] = execution.granted
+        slot = Slot(started=isinstance(state, run.Live) and state.started)
+        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim, slot, is_job=is_job)
+        if claim is not None and not slot.started:
+            self._waiters[claim.holder] = execution
         self.executing[hold.actor] = execution
         self.tasks.start_soon(self._executed, state, execution)
 
@@ -275,7 +283,7 @@ class Node:
     async def drain(self) -> None:
         """Take nothing more on; let runs end until the deadline, then cancel them and wait until they are stored."""
         self.closing.set()
-        for actor in [one for one, execution in self.executing.items() if not execution.granted.is_set()]:
+        for actor in [one for one, execution in self.executing.items() if not execution.slot.granted.is_set()]:
             if not run.may_hand_over(self.around.shell.known(actor)):
                 self.end_soon(actor, run.Cancel(SHUTTING_DOWN, "shutdown"))
         with anyio.move_on_after(self.settings.drain_s):
@@ -298,7 +306,7 @@ class Node:
         executor = execution.executor = Executor(
             self.around,
             execution.hold,
-            granted=execution.granted,
+            slot=execution.slot,
             may_start=lambda: self._may_start(execution),
             leaving=self.closing,
             grown=self.worker.grown if execution.is_job and self.worker is not None else None,
@@ -318,6 +326,8 @@ class Node:
         if self.executing.get(actor) is execution:
             del self.executing[actor]
             left = run.standing(self.around.shell.known(actor))
+            if left.parked and not execution.in_use:  # it keeps its slot, and nobody says so any more
+                await self._reassured(execution)
             if left.parked or left.released:
                 self.around.shell.forget(actor)
         if execution.claim is not None:
@@ -406,8 +416,8 @@ class Node:
 
     def levels(self) -> Levels:
         """How this node stands."""
-        waiting = sum(not one.granted.is_set() for one in self.executing.values())
-        permits = sum(one.granted.is_set() and one.claim is not None for one in self.executing.values())
+        waiting = sum(not one.slot.granted.is_set() for one in self.executing.values())
+        permits = sum(one.slot.granted.is_set() and one.claim is not None for one in self.executing.values())
         silent = sum(not at for at in self.touched_ms())
         return Levels(len(self.executing), permits, waiting, self.clients.viewers, silent)
 
@@ -441,6 +451,7 @@ class Node:
             for partition in range(self.around.store.deployment.partitions):
                 tasks.start_soon(self._sweep, partition)
             tasks.start_soon(self._every, self.settings.reassured_s, self._reassure)
+            tasks.start_soon(self._every, self.settings.permit_begin_ms / 10_000, self._confirm)
             tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
             tasks.start_soon(self._every, CLIENTS_S, self.clients.keep)
             if self.worker is not None:
@@ -460,9 +471,9 @@ class Node:
             await self._news.wait()
             self._news = anyio.Event()
             granted, self._granted = self._granted, set()
-            for holder in granted:
-                if (event := self._waiters.get(holder)) is not None:
-                    event.set()
+            for execution in map(self._waiters.get, granted):
+                if execution is not None:  # the ring may be old, so the ledger is asked
+                    tasks.start_soon(self._reassured, execution)
             rung, self._rung = self._rung, set()
             for actor in rung & self.executing.keys():
                 tasks.start_soon(self._caught_up, actor)
@@ -549,21 +560,35 @@ class Node:
 
     async def _reassure(self) -> None:
         """Ask again for waiting permits, and say that running ones are in use, should the ledger have forgotten."""
-        store = self.around.store
-        for execution in list(self.executing.values()):
-            claim = execution.claim
-            if claim is None:
-                continue
-            try:
-                if execution.granted.is_set():
-                    await store.begun(claim)
-                else:
-                    caps = self.caps(claim.subject, claim.account)
-                    permit = await store.take(claim, caps, self.settings.permit_begin_ms)
-                    if permit.taken == "granted":
-                        self.granted(claim.holder)
-            except Unavailable:
-                return
+        async with anyio.create_task_group() as tasks:
+            for execution in self.executing.values():
+                tasks.start_soon(self._reassured, execution)
+
+    async def _confirm(self) -> None:
+        """Say of permits that are in use that they are, before they lapse."""
+        async with anyio.create_task_group() as tasks:
+            for execution in self.executing.values():
+                if execution.slot.started and not execution.in_use:
+                    tasks.start_soon(self._reassured, execution)
+
+    async def _reassured(self, execution: Execution) -> None:
+        """Tell the ledger that a permit is in use, or ask for it; all at once, lest a slow store cost the last their place."""
+        store, claim, slot = self.around.store, execution.claim, execution.slot
+        if claim is None:
+            return
+        try:
+            if slot.started:
+                await store.begun(claim)
+                execution.in_use = True
+            elif not slot.granted.is_set():
+                caps = self.caps(claim.subject, claim.account)
+                permit = await store.take(claim, caps, self.settings.permit_begin_ms)
+                if permit.taken == "granted":
+                    slot.grant(self.settings.store_by(permit.begin_by_ms))
+        except Unavailable:
+            log.debug("the ledger does not answer for run %s", execution.hold.actor)
+        except Exception:
+            log.exception("the ledger cannot be asked for run %s; that goes on", execution.hold.actor)
 
 
 @asynccontextmanager

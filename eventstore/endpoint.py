@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from typing_extensions import override
 
-from eventstore.link import ConnectionLost, ReplyError, Unfit, Word
+from eventstore.link import Call, ConnectionLost, ReplyError, Unfit, Word, passing
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 T = TypeVar("T")
@@ -112,16 +112,46 @@ def greeting(endpoint: Endpoint, name: str) -> Sequence[Sequence[Word]]:
     return commands
 
 
+async def greet(call: Call, endpoint: Endpoint, name: str) -> None:
+    """Begin a connection to *endpoint*; raises `ReplyError` that says who refuses our account."""
+    for words in greeting(endpoint, name):
+        try:
+            await call(*words)
+        except ReplyError as error:
+            if passing(error):
+                raise
+            raise ReplyError(f"{error} (the answer of {endpoint!r} to our account)") from error
+
+
 async def dial(endpoint: Endpoint, protocol: Callable[[], P]) -> P:
-    """Open a transport to *endpoint*; raises `OSError`."""
+    """Open a transport to *endpoint*; raises `OSError`, or `Unfit` where TLS cannot be had."""
     loop = asyncio.get_running_loop()
     if endpoint.path:
         return (await loop.create_unix_connection(protocol, endpoint.path))[1]
-    transport, made = await loop.create_connection(protocol, endpoint.host, endpoint.port, ssl=endpoint.tls)
+    try:
+        transport, made = await loop.create_connection(protocol, endpoint.host, endpoint.port, ssl=endpoint.tls)
+    except ssl.SSLError as error:
+        raise untrusted(endpoint, error) from error
     plug = transport.get_extra_info("socket")
     plug.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     plug.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
+
+
+def untrusted(endpoint: Endpoint, error: ssl.SSLError) -> Exception:
+    """What it means that TLS to *endpoint* ended with *error*: a connection that was cut may be had later."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectionLost(f"{endpoint!r} closed the connection before it was secure")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Unfit(f"{endpoint!r} shows a certificate that is not trusted: {error.verify_message}")
+    return Unfit(f"no TLS connection to {endpoint!r} can be made: {(error.reason or said(error)).replace('_', ' ')}")
+
+
+def nobody(what: str, asked: Sequence[tuple[Endpoint, Exception]]) -> Exception:
+    """What it means that none of *asked* was of use: `Unfit` if one of them never will be with these settings."""
+    told = "; ".join(f"{server!r}: {said(error)}" for server, error in asked)
+    kind = ConnectionLost if all(passing(error) for _, error in asked) else Unfit
+    return kind(f"{what}: {told}")
 
 
 def said(error: BaseException) -> str:

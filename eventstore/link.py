@@ -5,11 +5,18 @@ Nothing is sent twice by this module: a broken connection fails what was sent wi
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
 Word: TypeAlias = bytes | str | int
+
+PAUSES: Final = frozenset(
+    {
+        "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN",
+    }
+)  # fmt: skip
+"""Errors that mean the partition pauses; the same words are sent again."""
 
 
 class ReplyError(Exception):
@@ -26,6 +33,11 @@ class ConnectionLost(Exception):
 
 class Unfit(Exception):
     """The server answered, but must not be used as it is; the text says what to change. Raised by `OnConnected`."""
+
+
+def passing(error: Exception) -> bool:
+    """Whether *error* may be gone at the next try, though nobody changes a setting."""
+    return error.code in PAUSES if isinstance(error, ReplyError) else not isinstance(error, Unfit)
 
 
 class Script(Struct, frozen=True):

@@ -20,7 +20,7 @@ from eventstore.comparing import keep_comparing
 from eventstore.endpoint import beside
 from eventstore.follow import Hub
 from eventstore.ledger import RedisLedger
-from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word
+from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word, passing
 from eventstore.receipts import Receipts
 from eventstore.shape import Doors, OpenLink, OpenMessages, Shape, opened
 from eventstore.store import (
@@ -52,12 +52,6 @@ from eventstore.store import (
 
 Answer = TypeVar("Answer")
 
-PAUSES: Final = frozenset(
-    {
-        "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN",
-    }
-)  # fmt: skip
-"""Errors that mean the partition pauses; the same words are sent again."""
 PATIENCE_S: Final = 5.0
 BACK_MS_MAX: Final = 60_000
 """For so long time stands still here where Redis time went back; one that went back further is believed."""
@@ -367,7 +361,7 @@ class RedisStore:
         """Ask again after *error*, with growing delays, until patience that began at *asked_s* ends."""
         delay_s = _DELAY_S
         with anyio.move_on_after(self._patience_s - (time.monotonic() - asked_s)):
-            while isinstance(error, ConnectionLost) or error.code in PAUSES:
+            while passing(error):
                 await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads callers, guards nothing
                 delay_s = min(2 * delay_s, _DELAY_S_MAX)
                 try:

@@ -9,7 +9,7 @@ import anyio
 from msgspec.structs import replace
 from typing_extensions import override
 
-from eventstore.endpoint import TROUBLE, Endpoint, said
+from eventstore.endpoint import TROUBLE, Endpoint, nobody
 from eventstore.link import ConnectionLost
 from eventstore.socket_link import Limits, bare_call
 
@@ -36,8 +36,9 @@ class Sentinels:
 
         Raises:
             ConnectionLost: there is none now.
+            Unfit: nobody names one, and who was asked refuses our account or shows a certificate that is not trusted.
         """
-        why: list[str] = []
+        why: list[tuple[Endpoint, Exception]] = []
         for sentinel in list(self._sentinels):
             try:
                 with anyio.fail_after(_EACH_S):
@@ -45,12 +46,12 @@ class Sentinels:
                 with anyio.fail_after(_EACH_S):
                     await _insist(primary)
             except TROUBLE as error:
-                why.append(f"{sentinel!r}: {said(error)}")
+                why.append((sentinel, error))
                 self._sentinels.remove(sentinel)
                 self._sentinels.append(sentinel)  # whoever knew nothing is asked last the next time
             else:
                 return primary
-        raise ConnectionLost(f"nobody names a primary called {self._name}: " + "; ".join(why))
+        raise nobody(f"nobody names a primary called {self._name}", why)
 
     async def _named(self, sentinel: Endpoint) -> Endpoint:
         """Ask *sentinel*."""

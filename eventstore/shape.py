@@ -57,7 +57,8 @@ async def opened(shape: Shape, on_connected: OnConnected | None = None) -> Async
     """Find the servers of *shape*; *on_connected* must accept each connection for commands before it is used.
 
     Raises:
-        ConnectionLost: nothing knows the cluster.
+        ConnectionLost: nothing knows the cluster now.
+        Unfit: nothing does, and who was asked refuses our account or shows a certificate that is not trusted.
     """
     if isinstance(shape, Cluster):
         async with open_slots(shape.seeds) as slots:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from eventstore import keys
-from eventstore.endpoint import TROUBLE, Endpoint, beside, said
+from eventstore.endpoint import TROUBLE, Endpoint, beside, nobody
 from eventstore.link import ConnectionLost, ReplyError, Word
 from eventstore.socket_link import Limits, bare_call
 
@@ -108,7 +108,7 @@ class Slots:
             self._doubted = anyio.Event()
             try:
                 await self.look()
-            except ConnectionLost as error:
+            except TROUBLE as error:
                 _log.debug("the map of the cluster cannot be had: %s", error)  # each link tells of its outage
             await anyio.sleep(_BETWEEN_S * random.uniform(1.0, 1.5))  # noqa: S311 - spreads nodes, guards nothing
 
@@ -116,23 +116,24 @@ class Slots:
         """Ask one server after the other, in any order, until one knows the map.
 
         Raises:
-            ConnectionLost: none does.
+            ConnectionLost: none does now.
+            Unfit: none does, and who was asked refuses our account or shows a certificate that is not trusted.
         """
         known = list(self.primaries.union(self._seeds))
         random.shuffle(known)
-        why: list[str] = []
+        why: list[tuple[Endpoint, Exception]] = []
         for server in known:
             try:
                 with anyio.fail_after(_LOOK_S):
                     serving = await _told(server)
             except TROUBLE as error:
-                why.append(f"{server!r}: {said(error)}")
+                why.append((server, error))
                 continue
             if any(serving):
                 await self._take(serving)
                 return
-            why.append(f"{server!r} knows of no slots")
-        raise ConnectionLost("; ".join(why))
+            why.append((server, ConnectionLost("it knows of no slots")))
+        raise nobody("nobody knows the cluster", why)
 
     async def _take(self, serving: list[Endpoint | None]) -> None:
         if serving == self._serving:
@@ -165,7 +166,8 @@ async def open_slots(seeds: Sequence[Endpoint]) -> AsyncGenerator[Slots]:
     """Find the cluster by any of *seeds*, whose account and TLS hold for all its servers, and follow its changes.
 
     Raises:
-        ConnectionLost: none of them knows the map.
+        ConnectionLost: none of them knows the map now.
+        Unfit: none does, and who was asked refuses our account or shows a certificate that is not trusted.
     """
     slots = Slots(seeds)
     await slots.look()

@@ -6,6 +6,7 @@ Asyncio calls a protocol's methods itself, so here, and only for that, a plain `
 
 import asyncio
 import hashlib
+import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from hiredis import HiredisError, Reader
 from msgspec import Struct
 from typing_extensions import override
 
-from eventstore.endpoint import DELAY_S_MAX, Endpoint, Place, beside, dial, found, greeting, pack, persist, said
+from eventstore.endpoint import DELAY_S_MAX, Endpoint, Place, beside, dial, found, greet, pack, persist, said, untrusted
 from eventstore.link import Call, ConnectionLost, OnConnected, ReplyError, Script, Word
 
 _NOT_YET = object()
@@ -78,6 +79,8 @@ class _Wire(asyncio.Protocol):
     def __init__(self, limits: Limits, on_room: Callable[[], None], *, seeks: bool) -> None:
         self.full = False
         self.lost = asyncio.Event()
+        self.broken: ssl.SSLError | None = None
+        """Why TLS ended, if it did: a client without the right certificate may hear of it after the handshake."""
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._on_room = on_room
@@ -156,6 +159,7 @@ class _Wire(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._unsent.clear()
+        self.broken = exc if isinstance(exc, ssl.SSLError) else None
         self.lost.set()
         why = f"the connection was lost: {exc or 'closed'}"
         while self._slots:
@@ -268,12 +272,13 @@ class SocketLink:
             wire = await dial(endpoint, lambda: _Wire(self._limits, self._on_room, seeks=seeks))
         try:
             with anyio.fail_after(self._limits.connect_s):
-                for words in greeting(endpoint, self._name):
-                    await wire.call(*words)
+                await greet(wire.call, endpoint, self._name)
             if self._on_connected is not None:
                 await self._on_connected(wire.call)
-        except BaseException:
+        except BaseException as error:
             wire.drop()
+            if isinstance(error, ConnectionLost) and wire.broken is not None:
+                raise untrusted(endpoint, wire.broken) from error
             raise
         if wire.lost.is_set():
             raise ConnectionLost("the connection was lost as soon as it was made")
@@ -348,8 +353,8 @@ async def open_link(
 
     Raises:
         ConnectionLost: nothing answered at all.
-        ReplyError: the server refused the account.
-        Unfit: *on_connected* refused the server.
+        ReplyError: the server refused the account, or pauses.
+        Unfit: *on_connected* refused the server, or its certificate is not trusted.
     """
     link = SocketLink(place, name, limits or Limits(), on_connected)
     try:

@@ -1,24 +1,27 @@
 """What a node checks before it serves: that Redis keeps what the profile promises, and that it is our deployment.
 
 `findings` is the rules, over facts that `facts` gathered; `deployment` creates or finds the record of the deployment.
+`patiently` waits for a Redis that is not there yet, and for nothing that waiting does not mend.
 """
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 import msgspec
 from msgspec import Struct
 
 from eventstore import keys
-from eventstore.endpoint import Endpoint
-from eventstore.link import Call, Link, ReplyError, Unfit
+from eventstore.endpoint import DELAY_S_MAX, Endpoint, said
+from eventstore.link import Call, ConnectionLost, Link, ReplyError, Unfit, passing
 from eventstore.shape import Doors
 from eventstore.socket_link import open_link
 from eventstore.store import Deployment
 
+T = TypeVar("T")
 Profile: TypeAlias = Literal["memory", "local", "standard", "strict"]
 
 _ASKED: Final = (
@@ -31,13 +34,41 @@ _VERSION_MIN: Final = (7, 0)
 _RECORD: Final = "deployment"
 _LAID: Final = "laid"
 """Set beside the ledger once every partition has its own record: from then on a missing one is a loss."""
-
+_TOLD_EACH_S: Final = 30.0
+"""Between two log lines about a Redis that is waited for."""
 
 _log = logging.getLogger(__name__)
 
 
 class StartupRefused(Unfit):
     """This Redis must not be used with these settings; the text says what to change."""
+
+
+async def patiently(start: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Call *start* until it succeeds; what may pass by itself is waited for, at most *patience_s* and the try under way.
+
+    Raises:
+        ConnectionLost: it did not pass in time.
+        ReplyError: the server refuses the account; or it pauses, and nobody waits.
+        Unfit: the server must not be used as it is.
+    """
+    began_s = anyio.current_time()
+    told_s, delay_s = began_s - _TOLD_EACH_S, 0.1
+    while True:
+        try:
+            return await start()
+        except (ConnectionLost, ReplyError) as error:
+            waited_s = anyio.current_time() - began_s
+            if not passing(error) or not patience_s:
+                raise
+            if waited_s >= patience_s:
+                raise ConnectionLost(f"{said(error)} (waited {waited_s:.0f} s for it)") from error
+            if anyio.current_time() >= told_s + _TOLD_EACH_S:
+                told_s = anyio.current_time()
+                _log.warning("waiting up to %.0f s for Redis: %s", patience_s - waited_s, said(error))
+        pause_s = delay_s * random.uniform(0.5, 1.5)  # noqa: S311 - spreads nodes, guards nothing
+        await anyio.sleep(min(pause_s, patience_s - waited_s))
+        delay_s = min(delay_s * 2, DELAY_S_MAX)
 
 
 class Finding(NamedTuple):

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from eventstore import startup
 from eventstore.endpoint import Endpoint, address_of, endpoint_of
-from eventstore.link import ConnectionLost, ReplyError
+from eventstore.link import ConnectionLost, ReplyError, Unfit
 from eventstore.local import LocalServerError, private_server
 from eventstore.shape import Cluster, Sentinel, Shape, opened
 from runstream.neighbour import joined
-from runstream.settings import Settings
+from runstream.reading import Fault
+from runstream.settings import RedisSettings, Settings, SettingsError
 from runstream.tools import Toolbox, ToolError, load
 
 
@@ -90,9 +91,13 @@ def _keeping(settings: Settings) -> Iterator[Verdict]:
 
 
 async def shape(settings: Settings) -> Shape:
-    """Return where the Redis of the settings is, and our account there; raises `OSError` for an unreadable `tls_ca`."""
+    """Return where the Redis of the settings is, and our account there.
+
+    Raises:
+        SettingsError: a file that TLS needs cannot be used.
+    """
     redis = settings.redis
-    secure = ssl.create_default_context(cafile=redis.tls_ca) if redis.secure else None
+    secure = _tls(redis) if redis.secure else None
     account = Endpoint(user=redis.username, password=redis.password.reveal(), tls=secure)
     if redis.cluster:
         return Cluster(_each(redis.cluster, account))
@@ -102,6 +107,25 @@ async def shape(settings: Settings) -> Shape:
     if redis.socket is not None:
         return replace(account, path=str(redis.socket))
     return replace(endpoint_of(redis.url, secure), user=account.user, password=account.password)
+
+
+def _tls(redis: RedisSettings) -> ssl.SSLContext:
+    """What TLS connections trust, and what they show."""
+    try:
+        context = ssl.create_default_context(cafile=redis.tls_ca)
+    except OSError as error:
+        raise SettingsError((Fault("redis.tls_ca", f"holds no certificates to trust: {_why(error)}"),)) from error
+    if redis.tls_certificate is not None:
+        try:
+            context.load_cert_chain(redis.tls_certificate, redis.tls_key, password=lambda: b"")
+        except OSError as error:
+            why = f"cannot be used with redis.tls_key: {_why(error)}"
+            raise SettingsError((Fault("redis.tls_certificate", why),)) from error
+    return context
+
+
+def _why(error: OSError) -> str:
+    return (error.reason or "unreadable").replace("_", " ") if isinstance(error, ssl.SSLError) else str(error.strerror)
 
 
 def _each(addresses: Sequence[str], account: Endpoint) -> tuple[Endpoint, ...]:
@@ -122,7 +146,7 @@ async def _redis(settings: Settings) -> AsyncGenerator[Verdict]:
                 yield Verdict("ok", "redis", f"{how}{version} at {server}")
             for finding in startup.findings_of_all(settings.profile, told, settings.node.lease_ms):
                 yield Verdict(finding.level, "redis", finding.what, finding.mend)
-    except (LocalServerError, ConnectionLost, ReplyError, OSError) as error:
+    except (LocalServerError, ConnectionLost, ReplyError, SettingsError, Unfit) as error:
         yield Verdict("error", "redis", str(error), "start it, or correct [redis] in the settings")
 
 

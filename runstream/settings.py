@@ -139,6 +139,9 @@ class RedisSettings(Struct, frozen=True, kw_only=True):
     binary: Path | None = None
     tls: bool = False
     tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    start_patience_s: Annotated[float, Meta(ge=0, le=3_600)] = 30.0
 
     def faults(self) -> Iterator[Fault]:
         """Return what breaks its rules."""
@@ -153,8 +156,15 @@ class RedisSettings(Struct, frozen=True, kw_only=True):
             yield Fault("password", "is missing: redis.username needs redis.password or redis.password_file")
         if self.tls and not (self.sentinels or self.cluster):
             yield Fault("tls", "remove it: it is for redis.sentinels and redis.cluster; redis.url says rediss://")
-        if self.tls_ca is not None and not self.secure:
-            yield Fault("tls_ca", "remove it, or let redis.url begin with rediss://, or set redis.tls")
+        yield from self._tls_faults()
+
+    def _tls_faults(self) -> Iterator[Fault]:
+        for name in ("tls_ca", "tls_certificate", "tls_key"):
+            if getattr(self, name) is not None and not self.secure:
+                yield Fault(name, "remove it, or let redis.url begin with rediss://, or set redis.tls")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            lacks, has = ("certificate", "key") if self.tls_certificate is None else ("key", "certificate")
+            yield Fault(f"tls_{lacks}", f"is missing: the server is shown both, so it goes with redis.tls_{has}")
 
     def _sentinel_faults(self) -> Iterator[Fault]:
         if self.sentinels and not self.sentinel_name:

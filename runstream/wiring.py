@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def open_settings(
+async def open_settings(  # noqa: PLR0913 - what a program may bring along
     settings: Settings,
     models: Mapping[str, Model] | None = None,
     *,
@@ -53,18 +53,22 @@ async def open_settings(
     resources: ResourceAuthority | None = None,
     usage: UsageSink | None = None,
     held: bool = False,
+    patient: bool = False,
 ) -> AsyncGenerator[Host]:
     """Open a host as *settings* say; *models* take the place of its providers, *policy* is asked about reviewed calls.
 
     *audit* must have the record of an approval before anything is asked or decided.
     *resources* is asked before every step, and *usage* gets the records of what was used in place of the file.
     A *held* host takes nothing up that nobody owns until `Host.begin`.
+    A *patient* one waits for a Redis that is not there yet, as long as `redis.start_patience_s`.
 
     Raises:
         SettingsError: they break a rule.
         ToolError: the tools that they name cannot be used.
         LocalServerError: the private server cannot be had.
         StartupRefused: the Redis does not keep what the profile promises, or is not ours.
+        ReplyError: it refuses our account, or pauses.
+        Unfit: its certificate is not trusted.
         ConnectionLost: nothing answers there.
     """
     if faults := (*settings.faults(), *_faults_within(settings)):
@@ -76,7 +80,11 @@ async def open_settings(
         node = _node_id()
         ABOUT.set(About(node))
         heard = await stack.enter_async_context(_listening(settings, node, known, tools))
-        store = await stack.enter_async_context(_store(settings, node, heard.telemetry))
+        _promise(settings)
+        store = await startup.patiently(
+            lambda: stack.enter_async_context(_store(settings, node, heard.telemetry)),
+            settings.redis.start_patience_s if patient else 0,
+        )
         principals = Tokens(settings.tokens)
         options = replace(_options(settings, principals), policy=policy, audit=audit, resources=resources, held=held)
         options = replace(options, telemetry=heard.telemetry, usage=options.usage if usage is None else usage)
@@ -213,10 +221,13 @@ async def _listening(
         yield heard
 
 
-@asynccontextmanager
-async def _store(settings: Settings, node: str, telemetry: Telemetry) -> AsyncGenerator[Store]:
+def _promise(settings: Settings) -> None:
     level = logging.WARNING if settings.profile == "memory" else logging.INFO
     log.log(level, "profile %s: %s", settings.profile, PROMISES[settings.profile])
+
+
+@asynccontextmanager
+async def _store(settings: Settings, node: str, telemetry: Telemetry) -> AsyncGenerator[Store]:
     if settings.profile == "memory":
         async with _emulated(settings, node) as store:
             yield store
@@ -232,10 +243,11 @@ async def _store(settings: Settings, node: str, telemetry: Telemetry) -> AsyncGe
     guard = startup.Guard(on_unknown=met)
     async with _server(settings) as where, opened(where, _counted(guard, telemetry)) as doors:
         told = await startup.facts_of_all(doors)
-        for finding in startup.checked(startup.findings_of_all(settings.profile, told, settings.node.lease_ms)):
-            log.warning("%s: %s", finding.what, finding.mend)
+        warnings = startup.checked(startup.findings_of_all(settings.profile, told, settings.node.lease_ms))
         async with doors.link() as link:
             guard.pinned = await startup.deployment(link, _fresh(settings))
+        for finding in warnings:
+            log.warning("%s: %s", finding.what, finding.mend)
         replicas = startup.awaited(settings.profile, told.values())
         async with open_store_through(doors, guard.pinned, node, replicas=replicas, receipts=receipts) as store:
             yield store

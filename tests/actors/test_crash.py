@@ -11,7 +11,7 @@ import pytest
 from actors import calls, run
 from actors.companions import APPROVALS_POOL
 from actors.errors import Refused
-from actors.executor import Executor
+from actors.executor import Executor, Slot
 from actors.node import NodeSettings
 from eventstore.memory import Memory, MemoryStore
 from eventstore.store import Caps, Claim, Heads
@@ -213,7 +213,7 @@ async def test_a_permit_for_a_question_that_was_not_put_lapses() -> None:
     async with hosted(stalling("a"), MemoryStore(memory, "n1"), node=FAST) as host, host.attend(asking()) as attended:
         await until(lambda: attended.run_id in host.node.executing)
         hold = host.node.executing[attended.run_id].hold
-        late = Executor(host.node.around, hold, granted=anyio.Event(), may_start=anyio.lowlevel.checkpoint)
+        late = Executor(host.node.around, hold, slot=Slot(started=True), may_start=anyio.lowlevel.checkpoint)
         state, _ = await host.state(attended.run_id)
         assert isinstance(state, run.Live)
         assert await late._permitted(APPROVALS_POOL, "asked", state, Caps(total=9))

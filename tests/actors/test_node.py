@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from actors import codec, run
 from actors.errors import Refused
 from actors.events import RunCancelled, RunClaimed, RunFailed
-from actors.node import SHUTTING_DOWN, Execution, mono_ms
+from actors.executor import Slot
+from actors.node import SHUTTING_DOWN, Execution, NodeSettings, mono_ms
 from actors.plan import Hold
 from actors.ports import ModelContext, ModelRequest, Turn
 from eventstore.follow import CursorTooOld
@@ -139,7 +140,7 @@ async def test_a_node_that_cannot_renew_starts_nothing_new_and_goes_on_when_it_c
         store.down = frozenset({"renew"})
         await until(lambda: execution.holding.expired(mono_ms()))
         gate.set()
-        await until(execution.granted.is_set)
+        await until(execution.slot.granted.is_set)
         await store.asked_again("renew", 3)
         assert model.calls == 1
         store.down = frozenset()
@@ -204,7 +205,7 @@ async def test_a_partition_that_pauses_does_not_cost_the_leases_of_another() -> 
         other = next(number for number in range(4) if number != mine)
         store.hung = {other}
         hung = _in_partition(store, other)
-        host.node.executing[hung] = Execution(Hold(hung, 1, 1), execution.holding, None)
+        host.node.executing[hung] = Execution(Hold(hung, 1, 1), execution.holding, None, Slot(started=True))
         try:
             first = memory.actors[attended.run_id].heads.lease_ms
             await until(lambda: memory.actors[attended.run_id].heads.lease_ms > first + QUICK.lease_ms)
@@ -431,3 +432,23 @@ async def test_what_becomes_due_between_two_routines_is_done_when_it_is_due() ->
         assert (actor, "permit") in memory.due[0]
         await until(lambda: (actor, "permit") not in memory.due[0])
         assert memory.clock() >= (due[0].at_ms or 0)
+
+
+async def test_a_slot_in_use_does_not_lapse_before_the_ledger_hears_of_it() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    seldom = replace(QUICK, permit_begin_ms=300, reassured_s=60)
+    async with (
+        hosted(stalling("a"), MemoryStore(memory, "n1"), caps=Caps(total=1), node=seldom) as host,
+        host.attend(asking()),
+    ):
+        await until(lambda: [held.begin_by_ms for held in memory.ledger._pools["runs"].held.values()] == [0])
+        clock.ahead_ms += 60_000
+        with pytest.raises(Refused, match="BUSY"):
+            async with host.attend(asking(), subject="bob"):
+                pass
+
+
+def test_a_run_is_not_stored_so_late_that_its_slot_may_lapse_before_the_ledger_hears_of_it() -> None:
+    assert NodeSettings(permit_begin_ms=9_000).store_by(20_000) == 17_000
+    assert NodeSettings().store_by(0) == 0, "a permit in use has no such time"

@@ -9,11 +9,13 @@ from typing import Any
 import anyio
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from actors import run
 from actors.events import ToolFact
 from actors.node import NodeSettings
 from eventstore.memory import Memory, MemoryStore
+from eventstore.store import Caps
 from runstream.host import Host
 from tests.actors.reviewing import (
     APPLICATION,
@@ -72,6 +74,19 @@ async def test_a_job_that_waits_has_no_task_no_lease_and_no_owner(fact: ToolFact
         assert (heads.epoch, heads.log) == before
         assert not one.node.executing
         assert not two.node.executing
+
+
+async def test_a_job_that_waits_keeps_its_slot() -> None:
+    clock = Clock()
+    memory, tool = new_memory(clock), CountingTool("reviewed", reviewed=True)
+    seldom = replace(FAST, reassured_s=60)
+    async with nodes(memory, tool, REVIEWED, 1, seldom) as (one,):
+        await until(lambda: None not in one.node.touched_ms())  # its routines have begun, with nothing to say
+        await begun(one, REVIEWED)
+        await until(lambda: bool(open_companion(memory, "approval")) and not one.node.executing)
+        clock.ahead_ms += 2 * seldom.permit_begin_ms
+        await one.store.dispatch("runs", 1, Caps(total=1))  # takes off what has lapsed
+        assert (await memory.ledger.counted("runs")).held == 1
 
 
 @pytest.mark.parametrize("by", [0, 1, 2])

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from providers.mock import Mock
 from tests.api.fake_runs import FakeRuns, stalling, texts
 from tests.api.hosted import BEARER, JSON, RUN, STREAM, hosted, parts, until
 from tests.api.test_edge import BODY, code
+from tests.certificates import Papers, papers_for
 from tests.http_client import Answer, HttpBroken, Tcp, Unix, connected, fetch, opened, request_bytes
 from tests.strict_client import host_headers, host_rules
 
@@ -94,46 +94,23 @@ async def test_a_unix_socket_is_private_and_leaves_nothing_behind(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    made = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    try:
-        subprocess.run(
-            ["openssl", *made, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    return cert, key
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return papers_for(tmp_path_factory.mktemp("tls") / "papers", "127.0.0.1")
 
 
-async def test_tls_is_served_from_version_1_2_on(certificate: tuple[str, str]) -> None:
-    cert, key = certificate
+async def test_tls_is_served_from_version_1_2_on(papers: Papers) -> None:
+    certificate, key = str(papers.certificate), str(papers.key)
     async with Discovery({"mock": Mock()}) as discovery:
         app = create_app(parts(FakeRuns(texts("x")), discovery, tls=True))
-        async with listening(app, Config(port=0, certificate=cert, key=key)) as now:
+        async with listening(app, Config(port=0, certificate=certificate, key=key)) as now:
             assert now.url.startswith("https://127.0.0.1:")
-            trusting = ssl.create_default_context(cafile=cert)
+            trusting = ssl.create_default_context(cafile=papers.authority)
             answer = await fetch(Tcp("127.0.0.1", now.port, trusting), "GET", "/health")
             host_headers(answer.status, answer.headers, tls=True)
             stream = await fetch(Tcp("127.0.0.1", now.port, trusting), "POST", "/v1/runs", [BEARER, JSON, STREAM], BODY)
             host_headers(stream.status, stream.headers, stream=True, tls=True)
             host_rules(stream.body, RUN)
-            old = ssl.create_default_context(cafile=cert)
+            old = ssl.create_default_context(cafile=papers.authority)
             old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
             with pytest.warns(DeprecationWarning, match="TLSv1_1"):
                 old.maximum_version = ssl.TLSVersion.TLSv1_1

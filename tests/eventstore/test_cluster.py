@@ -15,7 +15,7 @@ from eventstore import keys, startup
 from eventstore.cluster import ClusterLink, ClusterMessages, open_cluster_link, open_cluster_messages
 from eventstore.endpoint import Endpoint
 from eventstore.fleet import Fleet
-from eventstore.link import ConnectionLost, ReplyError, Script
+from eventstore.link import ConnectionLost, ReplyError, Script, Unfit
 from eventstore.reader import followed
 from eventstore.redis_store import RedisStore, open_redis_store
 from eventstore.shape import Cluster, opened
@@ -130,7 +130,7 @@ async def test_a_cluster_that_nobody_knows_is_refused() -> None:
 
 
 async def test_a_server_that_is_no_cluster_knows_no_slots(valkey: Endpoint) -> None:
-    with pytest.raises(ConnectionLost, match="cluster support disabled"):
+    with pytest.raises(Unfit, match="cluster support disabled"):
         async with open_slots([valkey]):
             pass
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import shutil
 import signal
 import ssl
 from collections import Counter
@@ -21,6 +20,8 @@ from eventstore.link import Call, ConnectionLost, Link, ReplyError, Script, Unfi
 from eventstore.local import PrivateServer, _candidates, private_server
 from eventstore.socket_link import Limits, SocketLink, bare_call, open_link
 from eventstore.socket_messages import Hearing, open_messages
+from tests.certificates import papers_for
+from tests.eventstore.relay import relay
 
 pytestmark = pytest.mark.anyio
 
@@ -335,6 +336,7 @@ async def test_a_connection_begins_with_its_account_and_database(endpoint: Endpo
         async with open_link(wrong):
             pass
     assert error.value.code == "WRONGPASS"
+    assert repr(endpoint) in str(error.value)
 
 
 async def test_nothing_listening_is_said_at_once(tmp_path: Path) -> None:
@@ -390,42 +392,16 @@ async def test_a_link_works_over_tcp(endpoint: Endpoint) -> None:
         assert await link.call("PING") == b"PONG"
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 async def test_a_link_works_over_tls(endpoint: Endpoint, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *subject]
-    await anyio.run_process([str(word) for word in made])
-    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    ours.load_cert_chain(certificate, key)
-    trusting = ssl.create_default_context(cafile=str(certificate))
-    async with relay(endpoint, ours) as port:
+    papers = papers_for(tmp_path / "papers", "localhost")
+    trusting = ssl.create_default_context(cafile=papers.authority)
+    async with relay(endpoint, papers.shown()) as port:
         url = f"rediss://localhost:{port}"
         async with open_link(endpoint_of(url, trusting)) as link:
             assert await link.call("ECHO", b"x" * 300_000) == b"x" * 300_000
-        with pytest.raises(ConnectionLost, match="certificate"):
+        with pytest.raises(Unfit, match="certificate that is not trusted"):
             async with open_link(endpoint_of(url, ssl.create_default_context())):
                 pass
-
-
-@asynccontextmanager
-async def relay(endpoint: Endpoint, tls: ssl.SSLContext) -> AsyncGenerator[int]:
-    """A TLS port in front of the server."""
-
-    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while data := await source.read(65_536):
-            sink.write(data)
-            await sink.drain()
-        sink.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_server, to_server = await asyncio.open_unix_connection(endpoint.path)
-        await asyncio.gather(pump(reader, to_server), pump(from_server, writer))
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(serve, "localhost", 0, ssl=tls)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 class Heard:

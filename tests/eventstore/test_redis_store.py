@@ -14,8 +14,8 @@ from eventstore import comparing, keys
 from eventstore.fake_link import FakeLink, fake_server, open_fake_link, open_fake_messages
 from eventstore.fake_store import open_fake_store
 from eventstore.follow import followed
-from eventstore.link import ConnectionLost, ReplyError, Script, Word
-from eventstore.redis_store import PAUSES, RedisStore, open_redis_store, open_store_over
+from eventstore.link import PAUSES, ConnectionLost, ReplyError, Script, Word
+from eventstore.redis_store import RedisStore, open_redis_store, open_store_over
 from eventstore.store import (
     Append,
     Caps,

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import anyio
 import pytest
 from msgspec.structs import replace
 
@@ -13,6 +12,7 @@ from eventstore.endpoint import Endpoint
 from runstream import checking
 from runstream.neighbour import joined
 from runstream.settings import ListenSettings, ProviderSettings, RedisSettings, SchedulingSettings, Secret, Settings
+from tests.certificates import papers_for
 
 pytestmark = pytest.mark.anyio
 
@@ -72,13 +72,8 @@ async def test_a_certificate_that_cannot_be_used_is_an_error(settings: Settings,
 
 
 async def test_a_certificate_that_can_be_used_is_served_with(settings: Settings, tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl to make a certificate")
-    pem, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=h"]
-    await anyio.run_process([openssl, *made, "-keyout", str(key), "-out", str(pem)])
-    listen = ListenSettings(host="0.0.0.0", certificate=pem, key=key)
+    papers = papers_for(tmp_path / "papers", "h")
+    listen = ListenSettings(host="0.0.0.0", certificate=papers.certificate, key=papers.key)
     lines = [verdict.line for verdict in await checking.check(replace(settings, profile="memory", listen=listen))]
     assert any("https://0.0.0.0:7433" in line for line in lines)
 

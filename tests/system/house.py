@@ -13,13 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
-from typing_extensions import override
 
 from api.grants import ApplicationToolGrant
 from runstream import tokens
 from tests.strict_values import Object
 from tests.system.cluster import Cluster
-from tests.system.processes import LEASE_MS, POLL_S, inline, token_of
+from tests.system.processes import LEASE_MS, inline, token_of
 from tests.system.proxy import Proxy, proxy_to
 from tests.system.servers import NAME, Alone, Pair, Servers, Watched, alone_in, pair_in, watched_in
 
@@ -29,8 +28,6 @@ LOOK: Object = {
     "inputSchema": {"type": "object", "properties": {"n": {"type": "integer"}}},
 }
 """The tool that clients execute themselves."""
-TRIES = 10
-"""How often a host is started that finds its Redis down, or still loading."""
 
 
 class Shape(NamedTuple):
@@ -56,19 +53,6 @@ class House(Cluster):
         super().__init__(servers, calls, settings, off_s)
         self.servers = servers
         self.proxy = proxy
-
-    @override
-    async def start(self, number: int) -> None:
-        """Start a host; one that finds no Redis ends, and is started again, as whoever keeps processes running does."""
-        for tried in range(TRIES):
-            try:
-                await super().start(number)
-            except AssertionError:
-                if tried == TRIES - 1:
-                    raise
-                await anyio.sleep(POLL_S)
-            else:
-                return
 
     async def drain(self, number: int) -> None:
         """Tell a host to end, and wait until it has."""

@@ -27,6 +27,8 @@ class Proxy:
         self.lost = 0
         """Bytes that were dropped."""
         self._server = server
+        self.gone = False
+        """Whether no new connection is carried."""
         self._delay_s = 0.0
         self._dropping = False
         self._open: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
@@ -39,13 +41,17 @@ class Proxy:
         """How many are open."""
         return len(self._open)
 
-    async def delayed(self, by_s: float, for_s: float) -> None:
-        """Let each piece take *by_s* longer, either way."""
+    def slow(self, by_s: float) -> None:
+        """Let each piece take *by_s* longer from now on, either way."""
         self._delay_s = by_s
+
+    async def delayed(self, by_s: float, for_s: float) -> None:
+        """Let each piece take *by_s* longer, either way, for a while."""
+        self.slow(by_s)
         try:
             await anyio.sleep(for_s)
         finally:
-            self._delay_s = 0.0
+            self.slow(0.0)
 
     async def dropped(self, for_s: float) -> None:
         """Carry commands but no replies, and then break all connections."""
@@ -75,6 +81,8 @@ class Proxy:
     async def carry(self, reader: asyncio.StreamReader, node: asyncio.StreamWriter) -> None:
         """Carry one connection until both directions have ended."""
         try:
+            if self.gone:
+                raise ConnectionRefusedError
             answers, redis = await _connected(self._server)
         except OSError:
             node.transport.abort()
