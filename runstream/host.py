@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from actors import kinds, run
+from actors import kinds, run, upkeep
 from actors.accounting import Accounts, UsageSink
 from actors.audit import Sink
 from actors.budgets import Budgets
@@ -66,7 +66,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """What usage records and the resource authority are told; empty: the deployment's id."""
     labels: Mapping[str, str] = {}
     """What usage records say of this host."""
-    run_kept_ms: int = run.RETENTION_MS
+    run_kept_ms: int = upkeep.RETENTION_MS
     """How long a run without a key is kept after its end, and the feed of one with a key."""
     keys: Caps = Caps(total=100_000)
     policy: Policy | None = None
