@@ -22,6 +22,11 @@ def decode_run(data: bytes) -> RunEvent:
     return _run_decoder.decode(data)
 
 
+def is_of_run(data: bytes) -> bool:
+    """Whether *data* is the first event of a run's log, as far as its tag says."""
+    return data.startswith(b'{"type":"run.accepted"')
+
+
 def decode_approval(data: bytes) -> ApprovalEvent:
     """The event of an approval's log that *data* holds."""
     return _approval_decoder.decode(data)

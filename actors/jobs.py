@@ -324,7 +324,7 @@ class Jobs:
         if not isinstance(state, run.Live | run.Ended):
             raise _no_job()
         accepted = state.accepted
-        if accepted.subject != subject or accepted.origin != "job":
+        if accepted.subject != subject or (accepted.origin != "job" and accepted.host is None):
             raise _no_job()
         job = Job(job_id, accepted, heads, state if isinstance(state, run.Ended) else None)
         if job.expires_ms is not None and self._node.around.store.now_ms() >= job.expires_ms:

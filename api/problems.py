@@ -89,6 +89,7 @@ DEVIATIONS: Mapping[int, str] = {
     404: "RUN_NOT_FOUND",
     410: "CURSOR_EXPIRED HISTORY_LOST",
     503: "STORE_UNAVAILABLE",
+    504: "DEADLINE_REACHED",
 }
 STATUSES: Mapping[str, int] = {
     code: status for table in (_ROWS, DEVIATIONS) for status, codes in table.items() for code in codes.split()

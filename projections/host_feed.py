@@ -26,6 +26,8 @@ class HostEvent(Struct, frozen=True, kw_only=True):
     type: str
     status: Status
     at_ms: int
+    step_id: str = ""
+    """No event of ours belongs to a step."""
     call_id: str = ""
     data: Any = None
     metadata: Mapping[str, str] = {}
