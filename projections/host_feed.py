@@ -171,8 +171,8 @@ def _events(before: Feed, after: Feed, event: events.RunEvent) -> list[_Made]:
             name = "run_resume_reclaimed" if again else "run_resumed"
             return [_Made(name, "running", at_ms, call_id, {"approval_id": approval_id})]
         case events.ToolCompleted(at_ms=at_ms):
-            data = {"tool_name": event.name, "succeeded": True, "error_category": "none"}
-            return [_Made("tool_result_admitted", "running", at_ms, event.call_id, data)]
+            admitted = {"tool_name": event.name, "succeeded": True, "error_category": "none"}
+            return [_Made("tool_result_admitted", "running", at_ms, event.call_id, admitted)]
         case events.RunCompleted(at_ms=at_ms) | events.RunFailed(at_ms=at_ms) | events.RunCancelled(at_ms=at_ms):
             return _ended(before, after, event, at_ms)
         case _:

@@ -7,11 +7,14 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import stat
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 
@@ -29,6 +32,7 @@ from runstream.threads import in_thread
 
 CHUNK_BYTES = 65_536
 CONNECTIONS_MAX = 64
+Talk: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
@@ -50,37 +54,42 @@ async def serve_socket(settings: Settings, path: Path, on_ready: Callable[[Path]
         SettingsError: nobody is named who could speak.
         NotServed: the socket cannot be had.
     """
-    async with _opened(settings) as (service, closing, faults), _listener(path) as listener:
-        peers: set[asyncio.Task[None]] = set()
+    async with _opened(settings) as (service, closing, faults):
+        with _listener(path) as listener:
+            talk = partial(_talked, service, closing, faults)
+            await _listened(listener, settings.node.drain_s, lambda: on_ready(path), talk, closing)
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            if task is None or len(peers) >= CONNECTIONS_MAX:
-                writer.close()
-                return
-            peers.add(task)
-            try:
-                await _talked(reader, writer, service, closing, faults)
-            finally:
+
+async def _listened(
+    listener: socket.socket, drain_s: float, ready: Callable[[], None], talk: Talk, closing: anyio.Event
+) -> None:
+    """Talk with whoever connects, with so many at once, until *closing* is set."""
+    peers: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        try:
+            if task is not None and len(peers) < CONNECTIONS_MAX:
+                peers.add(task)
+                await talk(reader, writer)
+        finally:
+            if task is not None:
                 peers.discard(task)
-                writer.close()
+            writer.close()
 
-        server = await asyncio.start_unix_server(connected, sock=listener, limit=CHUNK_BYTES)
-        async with server:
-            on_ready(path)
-            await closing.wait()
-            server.close()
-            if peers:
-                await asyncio.wait(list(peers), timeout=settings.node.drain_s)
+    async with await asyncio.start_unix_server(connected, sock=listener, limit=CHUNK_BYTES) as server:
+        ready()
+        await closing.wait()
+        server.close()
+        if peers:
+            await asyncio.wait(list(peers), timeout=drain_s)
 
 
 async def _talked(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    service: Service,
-    closing: anyio.Event,
-    faults: Faults,
+    service: Service, closing: anyio.Event, faults: Faults, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
+    """Answer one peer's lines until it leaves."""
+
     async def receive() -> bytes:
         try:
             return await reader.read(CHUNK_BYTES)
@@ -104,10 +113,9 @@ async def _opened(settings: Settings) -> AsyncGenerator[tuple[Service, anyio.Eve
 
         async def hear() -> None:
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                async with aclosing(signals):  # type: ignore[type-var]
-                    async for _ in signals:
-                        closing.set()
-                        return
+                async for _ in signals:
+                    closing.set()
+                    return
 
         tasks.start_soon(hear)
         yield _service(host, policy), closing, faults
@@ -137,8 +145,8 @@ def _service(host: Host, policy: Policy) -> Service:
     return HostService(host.agent_host, host_access(None, Principal("", policy)))
 
 
-@asynccontextmanager
-async def _listener(path: Path) -> AsyncGenerator["object"]:
+@contextmanager
+def _listener(path: Path) -> Generator[socket.socket]:
     try:
         listener = unix_socket(path)
     except OSError as error:

@@ -86,7 +86,7 @@ def _create(body: Members) -> CreateRun:
         raise Malformed("sensitive-context-metadata", f"context.metadata must not hold {sensitive}.")
     deadline = members.get("deadlineUnixMs")
     deadline_ms = None if deadline is None else _time(deadline)
-    made = HostContext(**words, deadline_ms=deadline_ms, metadata=metadata)  # type: ignore[arg-type]
+    made = HostContext(**words, deadline_ms=deadline_ms, metadata=metadata)
     asked = CreateRun(made, body.get("input", {}), string_map(body, "metadata"))
     if not made.run_id:
         raise Malformed("context-run-id-missing", "context.runId must not be empty.")

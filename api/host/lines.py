@@ -66,18 +66,17 @@ async def served(
         finally:
             room.release()
 
-    async with anyio.create_task_group() as answering:
-        async with anyio.create_task_group() as reading:
+    async with anyio.create_task_group() as answering, anyio.create_task_group() as reading:
 
-            async def closed() -> None:
-                await closing.wait()
-                reading.cancel_scope.cancel()
-
-            reading.start_soon(closed)
-            async for line in lines(receive, bounds.line_bytes_max):
-                await room.acquire()
-                answering.start_soon(answered, line)
+        async def closed() -> None:
+            await closing.wait()
             reading.cancel_scope.cancel()
+
+        reading.start_soon(closed)
+        async for line in lines(receive, bounds.line_bytes_max):
+            await room.acquire()
+            answering.start_soon(answered, line)
+        reading.cancel_scope.cancel()
 
 
 async def lines(receive: Receive, bytes_max: int) -> AsyncIterator[bytes | None]:
