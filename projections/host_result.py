@@ -78,14 +78,14 @@ def failed(name: str, event: events.RunFailed, spent: Spent, settled: events.Rev
     if problem.code == "APPROVAL_EXPIRED" and settled is not None:
         data = {"approval_id": settled.approval_id, "wire_code": problem.code}
         return End("run_timed_out", "timed_out", data, data, _ERRORS[problem.code], uncertain)
-    if event.cause in _LOSSES:
+    if event.cause in _LOSSES and problem.code not in _TIMED_OUT:
         return End("run_failed", "failed", {}, {}, "execution interrupted", uncertain)
     return _stopped(name, problem, spent, "failed")
 
 
 def cancelled(name: str, event: events.RunCancelled, spent: Spent) -> End:
     """The end of the run *name* by its cancel signal."""
-    if event.cause in {"idle", "shutdown", "buffer", "rule"}:
+    if event.cause in {"idle", "shutdown", "buffer", "rule"} or event.problem.code in _TIMED_OUT:
         return _stopped(name, event.problem, spent, "cancelled")
     error = CANCELLED if event.reason is UNSET else event.reason
     uncertain = event.problem.outcome is not UNSET

@@ -121,7 +121,9 @@ def holds(value: Any, subset: Any) -> bool:
         case dict() if not subset:
             return bool(value == {})
         case dict():
-            return isinstance(value, dict) and all(name in value and holds(value[name], subset[name]) for name in subset)
+            return isinstance(value, dict) and all(
+                name in value and holds(value[name], subset[name]) for name in subset
+            )
         case list():
             return len(value) == len(subset) and all(map(holds, value, subset))
         case _:
