@@ -165,7 +165,9 @@ async def test_of_many_at_one_revision_on_two_nodes_exactly_one_is_applied() -> 
     async with two_nodes(stalling("a"), new_memory()) as (one, two):
         await one.create("run-1")
         body = {"runId": "run-1", "expectedRevision": 2}
-        codes = await gathered(*[desk.code("cancel_run", body, f"k{at}{desk is one}") for at in range(8) for desk in (one, two)])
+        codes = await gathered(
+            *[desk.code("cancel_run", body, f"k{at}{desk is one}") for at in range(8) for desk in (one, two)]
+        )
         assert sorted(set(codes)) == ["", "conflict"]
         assert codes.count("") == 1
 
