@@ -8,7 +8,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from actors import chores, run, upkeep
+from actors import chores, upkeep
 from actors.dispatch import BLOCK_BYTES
 from actors.errors import Problem
 from actors.events import RunAccepted

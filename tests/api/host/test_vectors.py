@@ -13,7 +13,7 @@ from api.host.requests import ListEvents, Request
 from api.host.service import page_of as paged
 from tests.api.host import vectors
 from tests.api.host.vectors import Stub
-from tests.host_client import Rejected, RefusedToSend, body_taken, built, page_taken, taken, whole
+from tests.host_client import RefusedToSend, Rejected, body_taken, built, page_taken, taken, whole
 from tests.host_client import envelope as sent
 
 pytestmark = pytest.mark.anyio
