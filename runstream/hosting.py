@@ -50,7 +50,7 @@ class HostSettings(Struct, frozen=True, kw_only=True):
     max_runs_per_subject: Many = 100
     max_keys: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 100_000
     max_workers: Annotated[int, Meta(ge=1, le=1_000)] = 32
-    defaults: HostDefaults = HostDefaults()
+    defaults: HostDefaults | None = None
     principal: Policy | None = None
     """Who speaks through `runstream host`; over HTTP it is the token's."""
 

@@ -34,7 +34,7 @@ from runstream.checking import PROMISES, shape
 from runstream.host import Host, Options, open_host
 from runstream.observing import Heard
 from runstream.reading import Fault
-from runstream.settings import ProviderSettings, Settings, SettingsError
+from runstream.settings import HostDefaults, ProviderSettings, Settings, SettingsError
 from runstream.tools import Toolbox, load
 from runstream.usage_log import JsonLines
 
@@ -105,7 +105,8 @@ def _faults_within(settings: Settings) -> Iterator[Fault]:
 
 
 def _options(settings: Settings, known: Principals, known_models: Mapping[str, Model]) -> Options:
-    provider = settings.host.defaults.provider or next(iter(known_models), "")
+    completing = settings.host.defaults or HostDefaults()
+    provider = completing.provider or next(iter(known_models), "")
     keys, approvals, application = settings.idempotency, settings.approvals, settings.application_tools
     usage = JsonLines(settings.usage_file, sync=settings.usage.sync) if settings.usage.enabled else None
     return Options(
@@ -124,7 +125,7 @@ def _options(settings: Settings, known: Principals, known_models: Mapping[str, M
         sessions=None if settings.sessions is None else settings.sessions.limits(),
         jobs=None if settings.jobs is None else settings.jobs.limits(),
         host=settings.host.limits() if settings.host.enabled else None,
-        host_defaults=settings.host.defaults.members(provider, _first_model(known_models.get(provider))),
+        host_defaults=completing.members(provider, _first_model(known_models.get(provider))),
         authority=partial(still_allows, known),
         budgets=settings.resources.budgets(),
         resources_unknown=settings.resources.authority_unknown,

@@ -60,12 +60,12 @@ def taken(text: bytes | str) -> Object:
     _need(answer.get("operation") in OPERATIONS, "operation")
     _need(answer["protocolVersion"] == VERSION, "version")
     _object(answer.get("body", {}))
-    error = answer.get("error")
-    if error is not None:
-        _error(_object(error))
-    ok = answer.get("ok", error is None)
-    _need(isinstance(ok, bool) and ok == (error is None), "ok")
-    _need(error is not None or bool(answer.get("requestId")), "no requestId")
+    failed = answer.get("error") is not None
+    if failed:
+        _error(_object(answer["error"]))
+    ok: Any = answer.get("ok", not failed)
+    _need(isinstance(ok, bool) and ok is not failed, "ok")
+    _need(failed or bool(answer.get("requestId")), "no requestId")
     return answer
 
 
@@ -229,7 +229,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _need(holds: bool, what: str) -> None:
+def _need(holds: bool, what: str) -> None:  # noqa: FBT001 - it reads as an assertion
     if not holds:
         raise Rejected(what)
 

@@ -132,7 +132,7 @@ class Desk:
 
     async def until(self, name: str, *statuses: str) -> Object:
         with anyio.fail_after(DEADLINE_S):
-            while (view := await self.done("get_run", {"runId": name}))["status"] not in statuses:
+            while (view := await self.done("get_run", {"runId": name}))["status"] not in statuses:  # noqa: ASYNC110
                 await anyio.sleep(POLL_S)
         return view
 
@@ -236,7 +236,7 @@ async def _called(file: Path, name: str) -> None:
     actor = await _actor(file, name)
     async with runstream.open(await read_settings(file, {}, ROOT), held=True) as host:
         with anyio.fail_after(DEADLINE_S):
-            while "StepStarted" not in [type(one.event).__name__ for one in await host.log(actor)]:
+            while "StepStarted" not in [type(one.event).__name__ for one in await host.log(actor)]:  # noqa: ASYNC110
                 await anyio.sleep(POLL_S)
 
 

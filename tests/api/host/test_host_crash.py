@@ -39,9 +39,11 @@ class World:
         self.model = FakeModel(self._answer)
         self.tool = CountingTool("reviewed", reviewed=True)
         self.told: dict[str, Object] = {}
+        self.named: Object = {}
+        """The run and the approval that was seen of it."""
 
     async def _answer(self, request: ModelRequest, _: ModelContext) -> Turn:
-        (first, *_) = request.messages
+        first = request.messages[0]
         assert isinstance(first, UserMessage)
         if first.content == "hang":
             await anyio.sleep_forever()
@@ -77,8 +79,6 @@ class World:
         assert (await self.changed(desk, "create_run", creating("hang"), "k4"))["ok"]
         await self.changed(desk, "cancel_run", {"runId": "hang", "expectedRevision": 2, "reason": "enough"}, "k5")
         await desk.ended("hang")
-
-    named: Object = {}
 
     async def dies(self, step: int, *, after: bool) -> int:
         """Serve the client on a node that dies at *step*, if it comes that far; how many steps there were."""
@@ -117,7 +117,7 @@ async def _judged(world: World, desk: Desk, where: object) -> None:
         assert types[-2:] == ["tool_result_admitted", "run_completed"], where
         assert len(world.tool.seen) == 1, where
     else:
-        assert view["error"] in {"execution interrupted"}, (where, view)
+        assert view["error"] == "execution interrupted", (where, view)
     if "k5" in world.told:
         other = await desk.view("hang")
         assert (other["status"], other["error"]) in {("cancelled", "enough"), ("failed", "execution interrupted")}, (

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from actors import ids
 from actors.decisions import Caller
@@ -242,7 +243,8 @@ async def test_a_claim_whose_node_is_lost_is_taken_over_when_it_is_claimed_again
     gate = anyio.Event()
 
     class Slow(CountingTool):
-        async def call(self, arguments: Any, context: Any) -> object:  # type: ignore[override]
+        @override
+        async def call(self, arguments: Any, context: Any) -> object:
             await tool.call(arguments, context)
             await gate.wait()
             return "ok"
@@ -382,14 +384,16 @@ async def test_a_run_is_another_subjects_to_nobody_through_either_protocol() -> 
 
 
 async def test_a_run_may_not_be_created_under_the_id_of_one_that_its_subject_sees() -> None:
-    async with hosting(stalling("a"), MemoryStore(new_memory(), "n1")) as desk:
-        async with desk.host.attend(asking(), subject="ann") as attended:
-            name = attended.run_id
-            assert await desk.code("create_run", creating(name)) == "conflict"
-            assert await desk.code("create_run", creating(name), who=policy("bo")) == ""
-            assert (await desk.view(name, policy("bo")))["context"]["traceId"]
-            told = await desk.done("cancel_run", {"runId": name, "expectedRevision": 2, "reason": "so"})
-            assert told == {"runId": name, "revision": 3, "status": "cancelled"}
+    async with (
+        hosting(stalling("a"), MemoryStore(new_memory(), "n1")) as desk,
+        desk.host.attend(asking(), subject="ann") as attended,
+    ):
+        name = attended.run_id
+        assert await desk.code("create_run", creating(name)) == "conflict"
+        assert await desk.code("create_run", creating(name), who=policy("bo")) == ""
+        assert (await desk.view(name, policy("bo")))["context"]["traceId"]
+        told = await desk.done("cancel_run", {"runId": name, "expectedRevision": 2, "reason": "so"})
+        assert told == {"runId": name, "revision": 3, "status": "cancelled"}
 
 
 @pytest.mark.parametrize(

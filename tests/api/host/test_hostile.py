@@ -39,7 +39,7 @@ class Sender:
         operation = dice.choice(OPERATIONS)
         name, revision = dice.choice(NAMES[:4]), dice.randint(1, 8)
         named = {"runId": name, "expectedRevision": revision, "approvalId": dice.choice(["none", NAMES[4]])}
-        body: dict[str, Any] = {
+        bodies: dict[str, dict[str, Any]] = {
             "create_run": {
                 "context": {
                     "runId": name,
@@ -54,8 +54,8 @@ class Sender:
             "resolve_approval": named | {"resolution": dice.choice(["approved", "denied"]), "metadata": {"a": "b"}},
             "resume_run": named | {"input": dice.choice(ODD[:12])},
             "list_events": {"runId": name, "afterSequence": dice.randint(0, 9), "limit": dice.randint(1, 9)},
-        }[operation]
-        return envelope(operation, body, request_id=f"r{dice.random()}", key=f"k{dice.randint(0, 60)}")
+        }
+        return envelope(operation, bodies[operation], request_id=f"r{dice.random()}", key=f"k{dice.randint(0, 60)}")
 
     def mutated(self, value: Any) -> Any:
         """*value* with something in it replaced, removed or added."""

@@ -157,7 +157,7 @@ async def test_a_fault_of_the_service_is_noted_and_told_as_nothing_else() -> Non
     pipe = Pipe(line("a"))
     service = Stub({"kind": "throws", "throw": "runtime_error"})
     await lines.served(
-        pipe.receive, pipe.send, service, closing=anyio.Event(), noted=lambda error, where: noted.append(where)
+        pipe.receive, pipe.send, service, closing=anyio.Event(), noted=lambda _error, where: noted.append(where)
     )
     assert (noted, pipe.answers[0]["error"]["code"]) == (["get_run"], "internal")
     assert b"secret" not in pipe.raw

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 DISPATCHER, EVENTS = vectors.read("dispatcher"), vectors.read("events")
 
 
-def cases(found: Any) -> Any:
+def cases(found: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", found, ids=lambda case: case["id"])
 
 
@@ -123,7 +123,8 @@ def test_a_context_is_flattened_for_telemetry_without_its_secrets() -> None:
     assert names.attributes(context, case["attributesBefore"]) == case["attributesAfter"]
     order = case["subjectOrder"]
     for at in range(len(order)):
-        known = HostContext(**({"run_id": "run"} | {name: name for name in order[at:]}))
+        words: dict[str, Any] = {"run_id": "run"} | {name: name for name in order[at:]}
+        known = HostContext(**words)
         assert names.subject_of(known) == order[at]
 
 
@@ -187,8 +188,8 @@ async def test_a_query_is_read_as_the_vectors_read_it(case: Any) -> None:
     if hardened(case):
         assert (told["error"]["code"], stub.seen) == ("invalid_request", [])
     elif expect["accepted"]:
-        ((_, asked),) = stub.seen
-        assert vectors.decoded(*stub.seen[0])["request"] == expect["decoded"]
+        ((call, asked),) = stub.seen
+        assert vectors.decoded(call, asked)["request"] == expect["decoded"]
     else:
         assert (told["error"]["code"], len(stub.seen)) == (expect["code"], expect["serviceCalls"])
 

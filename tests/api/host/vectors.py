@@ -36,16 +36,14 @@ class Stub:
                 )
             case {"kind": "returnsSubmission", "submission": one}:
                 return Submission(one["runId"], one["revision"], one["status"])
-        return None
+            case _:
+                return None
 
     async def create_run(self, call: Call, asked: CreateRun) -> Submission | Failure:
         return self._asked(call, asked) or Submission(asked.context.run_id, 2, "running")
 
     async def get_run(self, call: Call, asked: GetRun) -> HostView | Failure:
-        told = self._asked(call, asked)
-        if told is not None:
-            return told
-        return view_of(asked.run_id, self.kind.get("view", {}))
+        return self._asked(call, asked) or view_of(asked.run_id, self.kind.get("view", {}))
 
     async def cancel_run(self, call: Call, asked: CancelRun) -> Submission | Failure:
         return self._asked(call, asked) or Submission(asked.run_id, asked.expected_revision + 1, "cancelled")
@@ -58,14 +56,10 @@ class Stub:
         return self._asked(call, asked) or Submission(asked.run_id, asked.expected_revision + 1, "running")
 
     async def list_events(self, call: Call, asked: ListEvents) -> EventPage | Failure:
-        told = self._asked(call, asked)
-        if told is not None:
-            return told
-        if "page" in self.kind:
-            return page_of(self.kind["page"])
         after = asked.after_sequence
         made = [event_of({"sequence": after + at, "type": name, "runId": asked.run_id}) for at, name in _TWO]
-        return EventPage(made, after + 2, has_more=True)
+        page = page_of(self.kind["page"]) if "page" in self.kind else EventPage(made, after + 2, has_more=True)
+        return self._asked(call, asked) or page
 
 
 _TWO = ((1, "first"), (2, "second"))
