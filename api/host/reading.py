@@ -1,6 +1,6 @@
 """Runs as the Host shows them: folded from their logs whenever somebody looks, and followed as they grow.
 
-Only the fold of a run that goes on is kept in memory, to be continued at the next look; a log is never behind its run.
+Folds of small logs are kept in memory, to be continued at the next look; what is told is never older than that look.
 """
 
 from collections import OrderedDict
@@ -17,6 +17,8 @@ from projections import host_feed
 from projections.host_feed import Feed, HostEvent
 
 KEPT_MAX = 1_000
+KEPT_BYTES_MAX = 65_536
+"""Of a log whose fold is kept; a larger one may hold a large result, and is folded again."""
 RETRY_S = 0.2
 
 
@@ -37,7 +39,7 @@ class Reading:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._folds: OrderedDict[tuple[str, str], tuple[int, Feed]] = OrderedDict()
+        self._folds: OrderedDict[tuple[str, str], _Fold] = OrderedDict()
 
     async def found(self, subject: str, name: str) -> Seen | None:
         """Look a run up: by its Host name first, then as the subject's wire run of that id (Host mapping §3).
@@ -67,37 +69,36 @@ class Reading:
             Gone: the run was erased meanwhile.
             HistoryLost: the store lost what it should keep.
         """
-        feed, version = host_feed.start(seen.feed.name), 0
+        fold = _Fold(host_feed.start(seen.feed.name))
         tail: Tail | None = None
         async with AsyncExitStack() as stack:
-            while feed.end is None:
+            while fold.feed.end is None:
                 try:
                     if tail is None:
                         tail = await stack.enter_async_context(self._store.follow(seen.actor))
-                    look = await self._store.look(seen.actor, version)
+                    look = await self._store.look(seen.actor, fold.version)
                     if look.heads.erased:
                         raise Gone
-                    feed, version, events = _further(feed, version, look)
+                    fold, events = _further(fold, look)
                     if fresh := [event for event in events if event.sequence > after]:
                         yield fresh
-                    if feed.end is None and await tail.heard(heartbeat_s) is None:
+                    if fold.feed.end is None and await tail.heard(heartbeat_s) is None:
                         yield ()
                 except Unavailable:
                     yield ()
                     await anyio.sleep(RETRY_S)
 
     async def _seen(self, subject: str, name: str, actor: str) -> Seen | None:
-        version, feed = self._folds.get((actor, name), (0, host_feed.start(name)))
-        look = await self._store.look(actor, version)
-        if look.heads.erased or look.heads.log < version:
-            self._folds.pop((actor, name), None)
-            version, feed = 0, host_feed.start(name)
+        fold = self._folds.get((actor, name)) or _Fold(host_feed.start(name))
+        look = await self._store.look(actor, fold.version)
+        if look.heads.erased or look.heads.log < fold.version:
+            fold = _Fold(host_feed.start(name))
             look = await self._store.look(actor)
-        if look.entries and not codec.is_of_run(look.entries[0].data) and not version:
+        if look.entries and not fold.version and not codec.is_of_run(look.entries[0].data):
             return None
-        feed, version, _ = _further(feed, version, look)
-        self._keep((actor, name), version, feed)
-        accepted = feed.accepted
+        fold, _ = _further(fold, look)
+        self._keep((actor, name), fold)
+        feed, accepted = fold.feed, fold.feed.accepted
         if look.heads.erased or accepted is None or accepted.subject != subject:
             return None
         kept_ms = accepted.retention_ms or upkeep.RETENTION_MS
@@ -105,22 +106,31 @@ class Reading:
             return None
         return Seen(actor, accepted, feed)
 
-    def _keep(self, key: tuple[str, str], version: int, feed: Feed) -> None:
-        """Keep the fold of a run that goes on; results, which may be large, are folded again."""
-        if feed.end is not None or not version:
+    def _keep(self, key: tuple[str, str], fold: "_Fold") -> None:
+        if not fold.version or fold.log_bytes > KEPT_BYTES_MAX:
             self._folds.pop(key, None)
             return
-        self._folds[key] = (version, feed)
+        self._folds[key] = fold
         self._folds.move_to_end(key)
         if len(self._folds) > KEPT_MAX:
             self._folds.popitem(last=False)
 
 
-def _further(feed: Feed, version: int, look: Look) -> tuple[Feed, int, list[HostEvent]]:
+class _Fold(NamedTuple):
+    """A log as far as it was folded."""
+
+    feed: Feed
+    version: int = 0
+    log_bytes: int = 0
+
+
+def _further(fold: _Fold, look: Look) -> tuple[_Fold, list[HostEvent]]:
     """The fold after what *look* found, and the events in it."""
+    feed, version, log_bytes = fold
     made: list[HostEvent] = []
     for entry in look.entries:
         feed, more = host_feed.told(feed, codec.decode_run(entry.data))
         made.extend(more)
         version = entry.version
-    return feed, version, made
+        log_bytes += len(entry.data)
+    return _Fold(feed, version, log_bytes), made
