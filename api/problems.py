@@ -1,4 +1,6 @@
-"""Codes to statuses, and problems to envelopes: the only place that knows HTTP statuses (overview §9, §11).
+"""Codes to statuses, and problems to envelopes: the only place that knows the wire's HTTP statuses (overview §9, §11).
+
+Those of the Host, which only repeat its own codes, are in `api.host.failures`.
 
 A status is a function of the code alone; a code that no row lists is 502.
 """

@@ -167,7 +167,9 @@ async def _process(*words: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     try:
         yield process
     finally:
-        await process.communicate()
+        if process.stdin is not None:
+            process.stdin.close()  # which ends all of them
+        await process.wait()
 
 
 async def _bare(scope: Any, receive: Any, send: Any) -> None:
