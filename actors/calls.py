@@ -38,8 +38,9 @@ PROGRESS_GAP_MS = 1_000
 RESENT_AFTER_MS = 10_000
 """A settlement that is not in the audit so long after it was made is taken up by any node; longer than a sink has time."""
 
-Stage: TypeAlias = Literal["called", "reviewed", "settling", "cleared", "started", "offered"]
-"""What an open call has come to; `reviewed` means that a person was asked and has not answered."""
+Stage: TypeAlias = Literal["called", "reviewed", "settling", "approved", "cleared", "started", "offered"]
+"""What an open call has come to; `reviewed` means that a person was asked and has not answered,
+`approved` that a Host run waits to be resumed."""
 
 _UNCERTAIN_KEPT = frozenset({"IDLE_TIMEOUT", "CANCELLED"})
 
@@ -84,6 +85,8 @@ class Settle(Struct, frozen=True, tag="settle"):
     by: str
     awaits_audit: bool = False
     """Whether the answer holds only once `FinishSettling` says so."""
+    reason: str = ""
+    metadata: Mapping[str, str] = {}
 
 
 class Expire(Struct, frozen=True, tag="expire"):
@@ -158,11 +161,13 @@ class OpenCall(Struct, frozen=True):
     """When the person was asked."""
     settling: ReviewSettling | None = None
     """The answer that waits for the audit sink."""
+    by_hand: bool = False
+    """Of a Host run: it waits to be resumed once it is approved, and comes up only after its whole batch was reviewed."""
 
     @property
     def waits(self) -> bool:
         """Whether nothing but a person, an application or the audit sink can carry the call on."""
-        return self.stage in {"reviewed", "settling", "offered"}
+        return self.stage in {"reviewed", "settling", "approved", "offered"}
 
     @property
     def idles(self) -> bool:
@@ -245,7 +250,7 @@ def decide(around: Around, command: Command, now_ms: int) -> Decision:
         case "started", Return(call_id, output) if call_id == open_call.call.id:
             return Decision(_completed(around, output, now_ms), Receipt())
         case _, Settle() | Expire() | FinishSettling() | AuditFailed():
-            return _reviewed(open_call, command, now_ms)
+            return reviewed(open_call, command, now_ms)
         case "offered", Report(execution_id) if execution_id == open_call.execution_id:
             shown = now_ms - open_call.shown_ms >= PROGRESS_GAP_MS
             return Decision([ToolProgressed(now_ms, shown=shown)], Receipt())
@@ -261,7 +266,7 @@ def decide(around: Around, command: Command, now_ms: int) -> Decision:
             return Decision([], Receipt("already"))
 
 
-def _reviewed(open_call: OpenCall, command: Settle | Expire | FinishSettling | AuditFailed, now_ms: int) -> Decision:
+def reviewed(open_call: OpenCall, command: Settle | Expire | FinishSettling | AuditFailed, now_ms: int) -> Decision:
     """What an answer causes, its lack, or the news that its record was kept."""
     match open_call.stage, command:
         case "reviewed", Settle() | Expire() if open_call.expires_ms is not None and now_ms >= open_call.expires_ms:
@@ -269,7 +274,7 @@ def _reviewed(open_call: OpenCall, command: Settle | Expire | FinishSettling | A
             expired = ReviewSettling(now_ms, open_call.approval_id, "expired")
             return Decision([expired] if command.awaits_audit else _answered(expired, now_ms), answer)
         case "reviewed", Settle(approval_id, outcome, by) if approval_id == open_call.approval_id:
-            settling = ReviewSettling(now_ms, approval_id, outcome, by)
+            settling = ReviewSettling(now_ms, approval_id, outcome, by, command.reason, command.metadata)
             return Decision([settling] if command.awaits_audit else _answered(settling, now_ms), Receipt())
         case "settling", FinishSettling(approval_id) if open_call.settling and approval_id == open_call.approval_id:
             return Decision(_answered(open_call.settling, now_ms), Receipt())
@@ -286,15 +291,17 @@ def _may_begin(around: Around) -> bool:
     return around.call.stage == "cleared" or (around.call.stage == "called" and not around.fact.requires_approval)
 
 
-def review(approval_id: str, asked: ApprovalsOption, at_ms: int) -> ReviewAsked:
-    """The question as it is put at *at_ms*."""
+def review(approval_id: str, asked: ApprovalsOption, at_ms: int, call_id: str = "") -> ReviewAsked:
+    """The question as it is put at *at_ms*; *call_id* where the call it is about has not come up."""
     expires_ms = None if asked.expires_after_ms is None else at_ms + asked.expires_after_ms
-    return ReviewAsked(at_ms, approval_id, asked.idle_policy, expires_ms)
+    return ReviewAsked(at_ms, approval_id, asked.idle_policy, expires_ms, call_id)
 
 
 def settled(settling: ReviewSettling) -> ReviewSettled:
     """The settlement that *settling* becomes: of the same moment, and by the same person."""
-    return ReviewSettled(settling.at_ms, settling.approval_id, settling.outcome, settling.by)
+    return ReviewSettled(
+        settling.at_ms, settling.approval_id, settling.outcome, settling.by, settling.reason, settling.metadata
+    )
 
 
 def _answered(settling: ReviewSettling, now_ms: int) -> list[RunEvent]:
@@ -328,7 +335,7 @@ def effect(around: Around) -> Effect:
             return OfferTicket(open_call.call) if fact.application else StartTool()
         case "started":
             return RunTool(open_call.call)
-        case "offered" | "reviewed" | "settling":
+        case "offered" | "reviewed" | "settling" | "approved":
             expires_ms = open_call.expires_ms if open_call.stage == "reviewed" else None
             return Wait(open_call.active_ms if open_call.idles else None, expires_ms)
 
@@ -362,6 +369,8 @@ def opened(call: OpenCall | None, event: RunEvent) -> OpenCall | None:
             )
         case ReviewSettling():
             return _changed(call, stage="settling", settling=event)
+        case ReviewSettled(outcome="approved") if call is not None and call.by_hand:
+            return _changed(call, stage="approved", settling=None)
         case ReviewSettled(at_ms, outcome="approved"):
             paused = call is not None and call.idle_policy == "pause"
             return _changed(call, stage="cleared", settling=None, **({"active_ms": at_ms} if paused else {}))

@@ -6,9 +6,9 @@ Each chore is a command to an actor, or a step that may come twice; two nodes th
 import logging
 from typing import TYPE_CHECKING
 
-from actors import calls, companions, errors, run, session
+from actors import by_hand, calls, companions, errors, host_key, run, session, upkeep
 from actors.clients import GONE
-from actors.dispatch import BYTES_POOL, POOL, line_up
+from actors.dispatch import BYTES_POOL, HOST_RUNS_POOL, POOL, line_up
 from eventstore.store import Caps, HistoryLost, Ripe, Unavailable
 
 if TYPE_CHECKING:
@@ -18,7 +18,13 @@ log = logging.getLogger(__name__)
 
 LOOKED_AGAIN_MS = 30_000
 """How long after it was lined up anew a queued job is looked for once more."""
-_OF_ANY_KIND = (POOL, companions.APPROVALS_POOL, companions.TICKETS_POOL, companions.SESSIONS_POOL)
+_OF_ANY_KIND = (
+    POOL,
+    companions.APPROVALS_POOL,
+    companions.TICKETS_POOL,
+    companions.SESSIONS_POOL,
+    companions.HOST_KEYS_POOL,
+)
 
 
 class Chores:
@@ -54,7 +60,7 @@ class Chores:
                             actor, run.Cancel(GONE, "client"), command_id=self._around.fresh_id()
                         )
                 case "deadline":
-                    log.warning("nothing answers to %s of %s in this release", ripe.reason, actor)
+                    await self._around.shell.tell(actor, by_hand.TimeOut(), command_id=self._around.fresh_id())
         except (errors.Fenced, Unavailable):
             return  # its owner lives, or the sweep comes again
         except HistoryLost:
@@ -71,7 +77,7 @@ class Chores:
                 await self._node.take_over(actor)
             else:  # somebody else should find it at once
                 await store.settle(actor, "work", store.now_ms())
-        elif isinstance(state, run.Live) and not state.started:
+        elif isinstance(state, run.Live) and upkeep.is_in_line(state):
             keep_ms = self._node.settings.permit_begin_ms
             await line_up(store, self._node.caps, actor, state.accepted, keep_ms)
             await store.settle(actor, "work", store.now_ms() + LOOKED_AGAIN_MS)
@@ -90,7 +96,7 @@ class Chores:
         await self._around.store.settle(actor, "permit")
 
     async def _forget(self, actor: str) -> None:
-        """Erase whatever *actor* is: a run, an approval, a ticket, or a session that nobody went on with."""
+        """Erase whatever *actor* is: a run, an approval, a ticket, a Host key, or a session that nobody went on with."""
         command_id = f"e{self._around.fresh_id()}"
         pool = companions.pool_of([entry.data for entry in (await self._around.store.look(actor)).entries])
         if pool is None:
@@ -99,16 +105,21 @@ class Chores:
             told = await self._around.sessions.tell(actor, session.Expire(), command_id=command_id)
             if told.events:
                 await self._around.store.give(pool, actor, self._node.caps_of(pool))
+        elif pool == companions.HOST_KEYS_POOL:
+            if self._around.host_keys is not None:
+                await self._around.host_keys.tell(actor, host_key.Forget(), command_id=command_id)
         else:
             await self._around.shell.erase_companion(actor, command_id=command_id)
 
     async def _forget_run(self, actor: str, command_id: str) -> None:
         state, _ = await self._around.shell.state(actor)
-        if isinstance(state, run.Ended) and run.keeps_log(state):
+        if isinstance(state, run.Ended) and upkeep.keeps_log(state):
             await self._around.shell.trim(actor, command_id=command_id)
             return
         if isinstance(state, run.Ended) and state.accepted.origin == "job":
             await self._around.store.give(BYTES_POOL, actor, Caps(total=0))
+        if isinstance(state, run.Ended) and state.accepted.host is not None:
+            await self._around.store.give(HOST_RUNS_POOL, actor, Caps(total=0))
         await self._around.shell.erase(actor, command_id=command_id)
 
     async def _let_expire(self, actor: str) -> None:

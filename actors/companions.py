@@ -34,12 +34,14 @@ from eventstore.store import Reason
 APPROVALS_POOL = "approvals"
 TICKETS_POOL = "tickets"
 SESSIONS_POOL = "sessions"
+HOST_KEYS_POOL = "host-keys"
 KEPT_MS = 7 * 24 * 3_600 * 1_000
 """How long the log of an approval or a ticket is kept after its end."""
 _POOLS = {
     b'{"type":"approval.': APPROVALS_POOL,
     b'{"type":"ticket.': TICKETS_POOL,
     b'{"type":"session.': SESSIONS_POOL,
+    b'{"type":"host_key.': HOST_KEYS_POOL,
 }
 
 
@@ -55,12 +57,17 @@ def inbox(subject: str) -> str:
 
 def companions(run_id: str, before: run.State, event: RunEvent, after: run.State) -> Iterator[Companion]:
     """The writes that belong to *event* of the run *run_id*, which was *before* and is *after*."""
-    if isinstance(before, run.Live) and before.open is not None:
-        yield from _of_call(run_id, before, before.open, event, after)
+    if isinstance(before, run.Live) and (open_call := before.open or _asked_about(event, after)) is not None:
+        yield from _of_call(run_id, before, open_call, event, after)
     if isinstance(event, RunAccepted) and event.session is not None:
         yield session.reserved(event.session, run_id, event.at_ms)
     elif isinstance(before, run.Live) and before.accepted.session is not None:
         yield from _of_turn(run_id, before, before.accepted.session, event)
+
+
+def _asked_about(event: RunEvent, after: run.State) -> calls.OpenCall | None:
+    """The call of a Host run that *event* asks a person about, and that has not come up."""
+    return after.open if isinstance(event, ReviewAsked) and isinstance(after, run.Live) else None
 
 
 def _of_call(
@@ -79,7 +86,8 @@ def _of_call(
                 event.expires_ms,
             )
             audit = msgspec.json.encode(requested_record(run_id, accepted, open_call.call, event))
-            listed = ((inbox(accepted.subject), event.at_ms),)
+            # What a Host run waits for is decided through the Host alone (Host mapping §9, C7).
+            listed = () if event.call_id else ((inbox(accepted.subject), event.at_ms),)
             yield Companion(event.approval_id, 0, codec.encode(requested), listed=listed, audit=audit)
         case ReviewSettled(outcome="approved" | "denied" | "cancelled" as outcome):
             yield _settled(run_id, before, event, ApprovalDecided(event.at_ms, outcome, event.by))

@@ -195,6 +195,8 @@ class Decisions:
         open_call = state.open if isinstance(state, run.Live) else None
         if open_call is None or open_call.stage != "reviewed" or open_call.approval_id != approval_id:
             return False
+        if open_call.by_hand:
+            return False  # of a Host run, which is decided about through the Host (Host mapping §3)
         if asked.expires_ms is None or self._node.around.store.now_ms() < asked.expires_ms:
             return True
         await self._told(asked.run_id, calls.Expire(awaits_audit=self._node.around.audit is not None))

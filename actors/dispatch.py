@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from actors import errors, run
+from actors import errors, run, upkeep
 from actors.errors import Problem
 from actors.events import RunAccepted
 from actors.plan import Claiming, Hold
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 POOL = "runs"
 JOBS_POOL = "jobs"
 BYTES_POOL = "job-bytes"
+HOST_RUNS_POOL = "host-runs"
 BLOCK_BYTES = 16_384
 """Room for jobs' records is counted in blocks of this size, so that small jobs ask for it once."""
 TAKEN_UP_AT_ONCE_MAX = 32
@@ -86,7 +87,7 @@ class Worker:
 
     async def _take_up(self) -> bool:
         """Take up what there is room for; whether there may be more."""
-        running = {one for one, each in self._node.executing.items() if each.is_job} | self._beginning
+        running = {one for one, each in self._node.executing.items() if each.from_line} | self._beginning
         most = min(self._workers_max - len(running), TAKEN_UP_AT_ONCE_MAX)
         if most <= 0 or self._node.closing.is_set():
             return False
@@ -116,7 +117,8 @@ class Worker:
         if not is_hot:
             state, _ = await node.around.shell.state(run_id)
         problem = self._why_not(state.accepted) if isinstance(state, run.Live) else None
-        if not isinstance(state, run.Live) or problem is not None:
+        by_name = isinstance(state, run.Live) and state.accepted.host is not None
+        if not isinstance(state, run.Live) or (problem is not None and not by_name):
             if problem is not None:
                 await node.around.shell.tell(run_id, run.Fail(problem), command_id=node.around.fresh_id())
             await node.released(run_id)
@@ -124,7 +126,8 @@ class Worker:
         sent = node.mono_ms()
         told = await node.around.shell.tell(
             run_id,
-            run.Start(),
+            # A Host run has begun, and looks at its deadline before anything else.
+            run.TakeOver(node.around.store.node, problem=problem) if by_name else run.Start(),
             command_id=node.around.fresh_id(),
             claim=Claiming(node.around.store.node, node.settings.lease_ms),
             fresh=is_hot,
@@ -139,7 +142,7 @@ class Worker:
         """End the jobs here whose submitter lost what they need (jobs §3)."""
         for run_id, execution in self._node.executing.items():
             state = self._node.around.shell.known(run_id)
-            if execution.is_job and isinstance(state, run.Live):
+            if execution.from_line and isinstance(state, run.Live):
                 problem = self._authority(state.accepted)
                 if problem is not None:
                     self._node.end_soon(run_id, run.Cancel(problem, "rule"))
@@ -148,14 +151,17 @@ class Worker:
 async def line_up(
     store: Store, caps: Callable[[str, str], Caps], run_id: str, accepted: RunAccepted, keep: int
 ) -> None:
-    """Put a stored job into the line, and its place and room into the ledger, should that have forgotten them.
+    """Put a stored job or Host run into the line, and its place and room into the ledger, should that have forgotten them.
 
     *keep* is how many ms a granted slot is kept until the job must have begun.
     """
     subject, account = accepted.subject, accepted.account
-    weight = room_bytes(accepted)
-    await store.begun(Claim(JOBS_POOL, run_id, store.node, subject))
-    await store.begun(Claim(BYTES_POOL, run_id, store.node, subject, weight=weight))
+    if accepted.host is not None:
+        await store.begun(Claim(HOST_RUNS_POOL, run_id, store.node, subject))
+    else:
+        weight = room_bytes(accepted)
+        await store.begun(Claim(JOBS_POOL, run_id, store.node, subject))
+        await store.begun(Claim(BYTES_POOL, run_id, store.node, subject, weight=weight))
     await store.enlist(Claim(POOL, run_id, store.node, subject, account), caps(subject, account), accepted.at_ms, keep)
 
 
@@ -166,7 +172,7 @@ def room_bytes(accepted: RunAccepted, feed_bytes: int = 0) -> int:
 
 def record_bytes(payload_bytes: int) -> int:
     """The size of a job's record with so much in it: room is always kept for its end (jobs §1)."""
-    return payload_bytes + run.JOB_RESERVE_BYTES
+    return payload_bytes + upkeep.JOB_RESERVE_BYTES
 
 
 def blocks(size: int) -> int:

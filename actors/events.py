@@ -5,6 +5,7 @@ A log never holds its own actor's id (forks copy it), text deltas, or resolved a
 None of these can be part of a cycle, so the collector need not look at them (`gc=False`): long logs load faster.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from actors.errors import Problem
 
 Origin: TypeAlias = Literal["foreground", "job", "host"]
 EndCause: TypeAlias = Literal[
-    "asked", "client", "node", "idle", "buffer", "shutdown", "overflow", "history", "deleted", "rule"
+    "asked", "client", "node", "idle", "buffer", "shutdown", "overflow", "history", "deleted", "deadline", "rule"
 ]
 """Why a run ended without a result: `client` and `node` are losses, so a keyed run replays as uncertain."""
 SessionMode: TypeAlias = Literal["history", "native"]
@@ -79,6 +80,35 @@ class SessionTurn(Struct, frozen=True, gc=False, omit_defaults=True):
     """Call ids of earlier turns, which no call may have again."""
 
 
+class HostContext(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Where a Host run belongs, as its caller said; immutable (Host runtime §1)."""
+
+    run_id: str
+    """The name that the caller gave it, which is no actor's id."""
+    trace_id: str = ""
+    request_id: str = ""
+    tenant_id: str = ""
+    user_id: str = ""
+    application_id: str = ""
+    workspace_id: str = ""
+    conversation_id: str = ""
+    agent_id: str = ""
+    locale: str = ""
+    deadline_ms: int | None = None
+    metadata: Mapping[str, str] = {}
+
+
+class HostRun(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a run has that was created through the Host: reviewed as a whole batch, resumed by hand, and named."""
+
+    context: HostContext
+    input: Raw
+    """As it was given; private."""
+    metadata: Mapping[str, str] = {}
+    problem: Problem | None = None
+    """Why the input is no request that the host could run: told when it would be taken up."""
+
+
 class RunAccepted(Struct, frozen=True, gc=False, tag="run.accepted", omit_defaults=True):
     """A caller's request was taken on; the wire sees it as `run.started`."""
 
@@ -113,6 +143,8 @@ class RunAccepted(Struct, frozen=True, gc=False, tag="run.accepted", omit_defaul
     """Whether its end leaves a usage record to be delivered."""
     interactive: bool = False
     """Of a job: whether people and applications may take part, of which its pages show nothing."""
+    host: HostRun | None = None
+    """Of a run that was created through the Host."""
 
 
 class RunStarted(Struct, frozen=True, gc=False, tag="run.started"):
@@ -195,6 +227,8 @@ class ReviewAsked(Struct, frozen=True, gc=False, tag="review.asked", omit_defaul
     approval_id: str
     idle_policy: Literal["pause", "continue"]
     expires_ms: int | None = None
+    call_id: str = ""
+    """Of a Host run: which of the turn's calls, none of which has come up yet."""
 
 
 class ReviewSettled(Struct, frozen=True, gc=False, tag="review.settled", omit_defaults=True):
@@ -205,6 +239,10 @@ class ReviewSettled(Struct, frozen=True, gc=False, tag="review.settled", omit_de
     outcome: ReviewOutcome
     by: str = ""
     """The subject that decided; empty for an expiry or an ended run."""
+    reason: str = ""
+    """Through the Host: what the decider said; public."""
+    metadata: Mapping[str, str] = {}
+    """Through the Host."""
 
 
 class ReviewSettling(Struct, frozen=True, gc=False, tag="review.settling", omit_defaults=True):
@@ -215,6 +253,19 @@ class ReviewSettling(Struct, frozen=True, gc=False, tag="review.settling", omit_
     outcome: ReviewOutcome
     by: str = ""
     """The subject that decided; empty for an expiry."""
+    reason: str = ""
+    metadata: Mapping[str, str] = {}
+
+
+class RunResumed(Struct, frozen=True, gc=False, tag="run.resumed", omit_defaults=True):
+    """A caller claimed the approved call of a Host run, for the first time or *again* (Host runtime §6)."""
+
+    at_ms: int
+    approval_id: str
+    by: str
+    again: bool = False
+    input: Raw | UnsetType = UNSET
+    """What the caller gave along; private."""
 
 
 class CallCleared(Struct, frozen=True, gc=False, tag="call.cleared"):
@@ -279,6 +330,8 @@ class RunCancelled(Struct, frozen=True, gc=False, tag="run.cancelled", omit_defa
     at_ms: int
     problem: Problem
     cause: EndCause = "asked"
+    reason: str | UnsetType = UNSET
+    """Through the Host: why, in the caller's words, which may be none."""
 
 
 RunEvent: TypeAlias = (
@@ -295,6 +348,7 @@ RunEvent: TypeAlias = (
     | ReviewAsked
     | ReviewSettled
     | ReviewSettling
+    | RunResumed
     | CallCleared
     | ToolStarted
     | TicketOffered
@@ -428,6 +482,33 @@ class SessionDeleted(Struct, frozen=True, gc=False, tag="session.deleted"):
 
 
 SessionEvent: TypeAlias = SessionCreated | TurnReserved | TurnCommitted | TurnReleased | SessionDeleted
+
+
+class HostKeyReserved(Struct, frozen=True, gc=False, tag="host_key.reserved"):
+    """A Host key was claimed for one request, which is about the run *run_id* (DESIGN §3)."""
+
+    at_ms: int
+    subject: str
+    fingerprint: str
+    run_id: str
+
+
+class HostKeySettled(Struct, frozen=True, gc=False, tag="host_key.settled"):
+    """How that request went: what it is answered from now on."""
+
+    at_ms: int
+    outcome: Raw
+    applied: bool
+    """Whether it changed the run; else it was refused."""
+
+
+class HostKeyForgotten(Struct, frozen=True, gc=False, tag="host_key.forgotten"):
+    """Its time is over; it stands in no log, for the log goes in the same step."""
+
+    at_ms: int
+
+
+HostKeyEvent: TypeAlias = HostKeyReserved | HostKeySettled | HostKeyForgotten
 
 
 def timestamp(at_ms: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import anyio
 from msgspec import Struct
 
-from actors import calls, dispatch, ids, model_call, prompt, run, session, tool_call, values
+from actors import by_hand, calls, dispatch, host_key, ids, model_call, prompt, run, session, tool_call, upkeep, values
 from actors.activity import IDLE, FeedItems
 from actors.audit import Sink
 from actors.companions import APPROVALS_POOL, TICKETS_POOL, requested_record
@@ -54,6 +54,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """Bound on open executions, counted over all nodes."""
     permit_begin_ms: int = 10_000
     sessions: Shell[session.State, session.Command, Any]
+    host_keys: Shell[host_key.State, host_key.Command, Any] | None = None
     resources: Callable[[str, run.Live], Awaitable[Problem | None]] | None = None
     """The host's own say before every step, whether the run may consume more (scheduling §6)."""
     audit: Sink | None = None
@@ -265,11 +266,11 @@ class Executor:
 
     async def _audited(self, approval_id: str, call: ToolCall, state: run.Live) -> run.Command:
         """Have the audit sink know of a question before it is put."""
-        sink, asked = self._around.audit, state.request.approvals
+        sink, asked = self._around.audit, by_hand.reviewer(state)
         if sink is None or asked is None:
             return calls.AskReview(approval_id)
         asked_ms = max(self._around.store.now_ms(), 0 if state.open is None else state.open.active_ms)
-        question = calls.review(approval_id, asked, asked_ms)
+        question = calls.review(approval_id, asked, asked_ms, "" if state.open is not None else call.id)
         record = requested_record(self._hold.actor, state.accepted, call, question)
         if await sink.took(record, f"{approval_id}.requested"):
             return calls.AskReview(approval_id, asked_ms)
@@ -411,7 +412,7 @@ def _waits_under(state: run.State, holder: str) -> bool:
 
 
 def _needs_nobody(state: run.State) -> bool:
-    standing = run.standing(state)
+    standing = upkeep.standing(state)
     return standing.parked or standing.released
 
 

@@ -29,6 +29,18 @@ def canonical(document: bytes) -> bytes:
     return encoded(_ordered(msgspec.json.decode(document)))
 
 
+def canonical_apart(value: object) -> bytes:
+    """The one spelling of the JSON *value* in which integers and fractions are kept apart (Host runtime §8)."""
+    return encoded(_sorted(value))
+
+
+def _sorted(value: object) -> object:
+    if isinstance(value, dict):
+        members = cast("dict[str, object]", value)
+        return {name: _sorted(members[name]) for name in sorted(members, key=_utf16)}
+    return [_sorted(item) for item in cast("list[object]", value)] if isinstance(value, list) else value
+
+
 def _ordered(value: object) -> object:
     if isinstance(value, dict):
         members = cast("dict[str, object]", value)

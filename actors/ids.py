@@ -26,6 +26,16 @@ def job_of_key(id_key: bytes, subject: str, key: str) -> str:
     return derived(id_key, ["job", subject, key])
 
 
+def run_of_host(id_key: bytes, subject: str, name: str) -> str:
+    """The id of the run that *subject* calls *name* through the Host."""
+    return derived(id_key, ["host", subject, name])
+
+
+def host_key(id_key: bytes, subject: str, operation: str, key: str) -> str:
+    """The id of the record of *subject*'s Host *key* for *operation*; also that of the command that it stands for."""
+    return derived(id_key, ["host-key", subject, operation, key])
+
+
 def sibling(run_id: str, fresh_id: str) -> str:
     """*fresh_id* in the partition of *run_id*: with its first 32 bits."""
     return run_id[:8] + fresh_id[8:]

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from actors import hidden, ids, run, values
+from actors import hidden, ids, run, upkeep, values
 from actors.bounds import Bounds, accept
 from actors.decider import Refusal
 from actors.dispatch import BYTES_POOL, JOBS_POOL, blocks, line_up, record_bytes
@@ -92,7 +92,7 @@ class Job(NamedTuple):
     @property
     def expires_ms(self) -> int | None:
         """When its payload goes; None while it has not ended."""
-        return None if self.ended is None else run.expires_ms(self.ended)
+        return None if self.ended is None else upkeep.expires_ms(self.ended)
 
 
 class JobPage(NamedTuple):
@@ -324,7 +324,7 @@ class Jobs:
         if not isinstance(state, run.Live | run.Ended):
             raise _no_job()
         accepted = state.accepted
-        if accepted.subject != subject or accepted.origin != "job":
+        if accepted.subject != subject or (accepted.origin != "job" and accepted.host is None):
             raise _no_job()
         job = Job(job_id, accepted, heads, state if isinstance(state, run.Ended) else None)
         if job.expires_ms is not None and self._node.around.store.now_ms() >= job.expires_ms:

@@ -29,8 +29,10 @@ class OutOfRange(NotJson):
     """A number in the text is beyond what a double can hold."""
 
 
-def strict_json(text: str) -> object:
+def strict_json(text: str, *, repeats: bool = False) -> object:
     """The value of a strict JSON *text*; surrounding JSON white space is allowed.
+
+    Where *repeats* are allowed, the last of members with one name counts.
 
     Raises:
         NotJson: for whatever the module's rules refuse.
@@ -39,7 +41,10 @@ def strict_json(text: str) -> object:
         raise NotJson("too many nested containers")
     try:
         value: object = json.loads(
-            text, object_pairs_hook=_members, parse_constant=_not_a_number, parse_float=_finite_float
+            text,
+            object_pairs_hook=dict if repeats else _members,
+            parse_constant=_not_a_number,
+            parse_float=_finite_float,
         )
         if _SURROGATE_ESCAPE.search(text):
             encoded(value)

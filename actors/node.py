@@ -15,13 +15,14 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from actors import companions, errors, run
+from actors import companions, errors, run, upkeep
 from actors.accounting import Accounts
 from actors.audit import Settlements
 from actors.chores import Chores
 from actors.clients import Clients
 from actors.dispatch import POOL, Worker
 from actors.errors import Problem
+from actors.events import Origin
 from actors.executor import Executor, Slot, Surroundings
 from actors.plan import Claiming, Hold
 from actors.shell import RETRY_MS_MAX, Moved, Told
@@ -73,13 +74,29 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
 class Execution:
     """One run in this node's hands."""
 
-    __slots__ = ("claim", "executor", "hold", "holding", "in_use", "is_job", "outcome", "over", "scope", "slot")
+    __slots__ = (
+        "claim",
+        "executor",
+        "from_line",
+        "hold",
+        "holding",
+        "in_use",
+        "is_job",
+        "outcome",
+        "over",
+        "scope",
+        "slot",
+    )
 
-    def __init__(self, hold: Hold, holding: Holding, claim: Claim | None, slot: Slot, *, is_job: bool = False) -> None:
+    def __init__(
+        self, hold: Hold, holding: Holding, claim: Claim | None, slot: Slot, origin: Origin = "foreground"
+    ) -> None:
         self.hold = hold
         self.holding = holding
         self.claim = claim
-        self.is_job = is_job
+        self.is_job = origin == "job"
+        self.from_line = origin != "foreground"
+        """Whether it was taken up from the line of those that any node may begin."""
         self.slot = slot
         self.in_use = False
         """Whether the ledger was told that the slot does not lapse."""
@@ -162,20 +179,23 @@ class Node:
 
     def execute(self, state: run.State, hold: Hold, sent_mono_ms: int, claim: Claim | None) -> None:
         """Carry out a run that is ours from now on; it begins at once and ends by itself."""
-        is_job = isinstance(state, run.Live) and state.accepted.origin == "job"
+        origin = state.accepted.origin if isinstance(state, run.Live) else "foreground"
         slot = Slot(started=isinstance(state, run.Live) and state.started)
-        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim, slot, is_job=is_job)
+        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim, slot, origin)
         if claim is not None and not slot.started:
             self._waiters[claim.holder] = execution
         self.executing[hold.actor] = execution
         self.tasks.start_soon(self._executed, state, execution)
 
-    async def told(self, run_id: str, command: run.Command, not_after_ms: int = 0) -> Told:
-        """Tell the run; where it waited and belonged to nobody, it is this node's from here, in the same append."""
+    async def told(self, run_id: str, command: run.Command, not_after_ms: int = 0, command_id: str = "") -> Told:
+        """Tell the run; where it waited and belonged to nobody, it is this node's from here, in the same append.
+
+        *command_id* is that of a command which may come again from another node; else it is fresh.
+        """
         sent = mono_ms()
         claim = Claiming(self.around.store.node, self.settings.lease_ms, if_parked=True)
         told = await self.around.shell.tell(
-            run_id, command, command_id=self.around.fresh_id(), claim=claim, not_after_ms=not_after_ms
+            run_id, command, command_id=command_id or self.around.fresh_id(), claim=claim, not_after_ms=not_after_ms
         )
         before = self.executing.get(run_id)
         # Maybe it is still on its way out, since the run waits for nobody but this answer.
@@ -325,7 +345,7 @@ class Node:
         await self.released(actor, executor)
         if self.executing.get(actor) is execution:
             del self.executing[actor]
-            left = run.standing(self.around.shell.known(actor))
+            left = upkeep.standing(self.around.shell.known(actor))
             if left.parked and not execution.in_use:  # it keeps its slot, and nobody says so any more
                 await self._reassured(execution)
             if left.parked or left.released:

@@ -9,14 +9,15 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from actors import budgets, calls, codec, prompt, session
+from actors import budgets, by_hand, calls, prompt, revisions, session
 from actors.budgets import Budget
 from actors.calls import OpenCall
-from actors.decider import Decision, Receipt, Refusal, Standing
+from actors.decider import Decision, Receipt, Refusal
 from actors.errors import Problem
 from actors.events import (
     CallCleared,
     EndCause,
+    HostRun,
     KeyBurned,
     KeyReserved,
     Origin,
@@ -31,6 +32,7 @@ from actors.events import (
     RunEvent,
     RunFailed,
     RunHandedOver,
+    RunResumed,
     RunStarted,
     SessionTurn,
     StepStarted,
@@ -49,21 +51,13 @@ from actors.ports import ModelRequest, Turn
 from actors.request import RunRequest
 from actors.transcript import Transcript
 from actors.usage import sanitised, total
-from eventstore.store import Reason
 
-RETENTION_MS = 7 * 24 * 3_600 * 1_000
-"""How long a run is kept after its end, and the feed of one with a key, whose log stays until an operator erases it."""
-QUEUED_LOOK_MS = 10_000
-"""How long after its acceptance a job is looked for that no line of the ledger may know."""
-ACCOUNTED_AFTER_MS = 5_000
-"""So long the node that ended a run has to deliver its usage record, until any other does."""
-JOB_RESERVE_BYTES = 4_096
-"""Of a job's bound, what is kept for its end (jobs §1)."""
 INTERRUPTED = Problem("JOB_INTERRUPTED", "The job was interrupted, and what it did is not known.", outcome="uncertain")
 LOSSES = frozenset[EndCause]({"node", "overflow", "shutdown", "history"})
 """Causes that are no rule's and nobody's wish: a job that ends by one is interrupted (jobs §4)."""
 
 _ERASED = Problem("OPERATION_UNCERTAIN", "What was recorded of this was erased.", outcome="uncertain")
+_NO_RUN = Problem("RUN_NOT_FOUND", "There is no such run.")
 _EXPIRED = Problem("JOB_EXPIRED", "The job's payload was erased when its time was over.")
 
 # Commands.
@@ -91,6 +85,7 @@ class Accept(Struct, frozen=True, tag="accept", kw_only=True):
     budgets: tuple[Budget, ...] = ()
     accounted: bool = False
     interactive: bool = False
+    host: HostRun | None = None
 
 
 class ReserveKey(Struct, frozen=True, tag="reserve_key"):
@@ -144,6 +139,8 @@ class TakeOver(Struct, frozen=True, tag="take_over"):
     node: str
     repeats: bool = False
     """Whether a model call that was in flight, and of which nothing was shown, is made again instead of ending the run."""
+    problem: Problem | None = None
+    """Of a Host run: why it may not be begun by now."""
 
 
 class HandOver(Struct, frozen=True, tag="hand_over"):
@@ -153,7 +150,19 @@ class HandOver(Struct, frozen=True, tag="hand_over"):
 
 
 Command: TypeAlias = (
-    Accept | ReserveKey | BurnKey | Start | EnterStep | Answer | calls.Command | Fail | Cancel | TakeOver | HandOver
+    Accept
+    | ReserveKey
+    | BurnKey
+    | Start
+    | EnterStep
+    | Answer
+    | calls.Command
+    | Fail
+    | Cancel
+    | TakeOver
+    | HandOver
+    | by_hand.Command
+    | by_hand.TimeOut
 )
 
 # States.
@@ -182,6 +191,14 @@ class Live(Struct, frozen=True, gc=False, tag="live"):
     """Call ids of earlier turns."""
     handed_ms: int = 0
     """When its node let go of it; 0 while nobody did."""
+    revision: int = 0
+    """Number of its Host events."""
+    claimed: bool = False
+    """Whether a node has taken it up that did not accept it."""
+    reviewed: tuple[str, ...] = ()
+    """Of a Host run: calls of the turn that were approved, and resumed."""
+    resumed: str = ""
+    """Of a Host run: the approval that was claimed last, until the next one is asked for."""
 
     @property
     def usages(self) -> list[Usage | None]:
@@ -198,6 +215,9 @@ class Ended(Struct, frozen=True, tag="ended"):
     cause: EndCause | None = None
     executed: bool = True
     """Whether it ever had its slot."""
+    revision: int = 0
+    status: revisions.Status = "completed"
+    """As the Host tells it."""
 
 
 class Reserved(Struct, frozen=True, tag="reserved"):
@@ -248,17 +268,19 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
     """What *command* causes; no events when what it asks for is already so."""
     if isinstance(command, Accept | ReserveKey | BurnKey):
         return _claimed(state, command, now_ms)
+    if isinstance(command, by_hand.Command | by_hand.TimeOut):
+        return _of_host(state, command, now_ms)
     match state, command:
         case Buried(), _:
             return Decision([], Refusal(_ERASED))
         case Live(started=False), Start():
             return Decision([RunStarted(now_ms)], Receipt())
         case Live(started=True), EnterStep(step) if step == state.step + 1 and _is_between(state):
-            why_not = _refusal_of_step(state)
-            entered = StepStarted(now_ms, step) if why_not is None else RunFailed(now_ms, why_not)
-            return Decision([entered], Receipt())
+            return Decision([_entered(state, step, now_ms)], Receipt())
         case Live(), Answer(step) if _calling(state) and step == state.step:
             return Decision(_answered(state, command, now_ms), Receipt())
+        case Live(), calls.AskReview() if (asked := by_hand.question(state, command, now_ms)) is not None:
+            return Decision([asked], Receipt())
         case Live(open=OpenCall() as open_call), _ if isinstance(command, calls.Command):
             decision = calls.decide(_around(state, open_call), command, now_ms)
             return Decision(_with_end(state, decision.events), decision.answer)
@@ -266,18 +288,33 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return Decision(_over(state, RunFailed(now_ms, problem, cause)), Receipt())
         case Live(), Cancel(problem, cause):
             return Decision(_over(state, RunCancelled(now_ms, problem, cause)), Receipt())
-        case Live(started=False, accepted=RunAccepted(origin="job")), TakeOver():
-            return Decision([], Receipt("queued"))
         case Live(), TakeOver():
-            return Decision(_taken_over(state, command, now_ms), Receipt())
+            queued = state.accepted.origin == "job" and not state.started
+            return (
+                Decision([], Receipt("queued")) if queued else Decision(_taken_over(state, command, now_ms), Receipt())
+            )
         case Live(handed_ms=0), HandOver(node) if may_hand_over(state):
             return Decision([RunHandedOver(now_ms, node)], Receipt())
         case _, _ if isinstance(command, calls.Command):
             return Decision([], calls.answer_without_call(command))
         case New(), _:
-            return Decision([], Refusal(Problem("RUN_NOT_FOUND", "There is no such run.")))
+            return Decision([], Refusal(_NO_RUN))
         case _:
             return Decision([], Receipt("already"))
+
+
+def _of_host(state: State, command: by_hand.Command | by_hand.TimeOut, now_ms: int) -> Decision:
+    """What the Host's own commands cause, of whatever origin the run is."""
+    match state:
+        case Live():
+            decision = by_hand.decide(state, command, now_ms)
+            return Decision(_with_end(state, decision.events), decision.answer)
+        case _ if isinstance(command, by_hand.TimeOut):
+            return Decision([], Receipt("already"))
+        case Ended():
+            return Decision([], Refusal(by_hand.CONFLICT))
+        case _:
+            return Decision([], Refusal(_NO_RUN))
 
 
 def _claimed(state: State, command: Accept | ReserveKey | BurnKey, now_ms: int) -> Decision:
@@ -297,14 +334,25 @@ def _claimed(state: State, command: Accept | ReserveKey | BurnKey, now_ms: int) 
 
 def evolve(state: State, event: RunEvent) -> State:
     """The state after *event*; events are facts, so this never refuses one."""
+    after = _evolved(state, event)
+    if not isinstance(after, Live | Ended):
+        return after
+    before = state if isinstance(state, Live) else None
+    added = revisions.added(
+        event, started=before is not None and before.started, by_hand=before is not None and by_hand.is_by_hand(before)
+    )
+    if not added:
+        return after
+    return msgspec.structs.replace(after, revision=(0 if before is None else before.revision) + added)
+
+
+def _evolved(state: State, event: RunEvent) -> State:
     match event:
         case RunAccepted():
             used = () if event.session is None else event.session.used
             return Live(event, msgspec.json.decode(event.request, type=RunRequest), used=used)
-        case RunStarted():
-            return _changed(state, started=True, handed_ms=0)
-        case RunClaimed() | RunHandedOver():
-            return _changed(state, handed_ms=event.at_ms if isinstance(event, RunHandedOver) else 0)
+        case RunStarted() | RunClaimed() | RunHandedOver():
+            return _held(state, event)
         case RunErased():
             return Buried(event)
         case KeyReserved() | KeyBurned():
@@ -312,33 +360,19 @@ def evolve(state: State, event: RunEvent) -> State:
         case StepStarted(step=step):
             return _changed(state, step=step)
         case TurnCompleted():
-            return _turned(state, event)
+            return _turned(state, event) if isinstance(state, Live) else state
         case ToolCalled():
-            return (
-                _changed(state, open=calls.opened(None, event), proposed=state.proposed[1:])
-                if isinstance(state, Live)
-                else state
-            )
+            return _called(state, event) if isinstance(state, Live) else state
         case ToolCompleted():
             return (
                 _changed(state, open=None, turns=state.turns.followed_by(event)) if isinstance(state, Live) else state
             )
-        case (
-            ReviewAsked()
-            | ReviewSettled()
-            | ReviewSettling()
-            | CallCleared()
-            | ToolStarted()
-            | TicketOffered()
-            | ToolProgressed()
-        ):
+        case ReviewAsked() | RunResumed():
+            return _reviewing(state, event) if isinstance(state, Live) else state
+        case ReviewSettled() | ReviewSettling() | CallCleared() | ToolStarted() | TicketOffered() | ToolProgressed():
             return _changed(state, open=calls.opened(state.open, event)) if isinstance(state, Live) else state
-        case RunCompleted(at_ms=at_ms):
-            return _ended(state, "completed", at_ms, None)
-        case RunFailed(at_ms=at_ms, cause=cause):
-            return _ended(state, "failed", at_ms, cause)
-        case RunCancelled(at_ms=at_ms, cause=cause):
-            return _ended(state, "cancelled", at_ms, cause)
+        case RunCompleted() | RunFailed() | RunCancelled():
+            return _ended(state, event) if isinstance(state, Live) else state
 
 
 def _of_key(state: State, event: KeyReserved | KeyBurned) -> State:
@@ -361,34 +395,12 @@ def next_effect(state: State) -> Effect | None:
             )
         case Live(open=OpenCall() as open_call):
             return calls.effect(_around(state, open_call))
+        case Live() if (call := by_hand.next_review(state)) is not None:
+            return calls.Review(call, interactive=True)
         case Live():
             return BeginStep(state.step + 1)
         case New() | Ended() | Reserved() | Buried():
             return None
-
-
-def standing(state: State) -> Standing:
-    """What the store must know: of an ended run, when its permit and its payload are due to go."""
-    match state:
-        case New() | Reserved():
-            return Standing()
-        case Live(accepted=accepted, open=open_call):
-            parked = resumable(state) and open_call is not None and open_call.waits
-            return Standing(
-                parked=parked,
-                released=state.handed_ms > 0,
-                due=_due(state, open_call, parked=parked),
-                listed={f"runs:{accepted.subject}": accepted.at_ms},
-            )
-        case Ended(accepted=accepted, at_ms=at_ms):
-            left: dict[Reason, int] = {"retention": expires_ms(state)}
-            if accepted.permit:
-                left["permit"] = at_ms
-            if accepted.accounted and state.executed:
-                left["usage"] = at_ms + ACCOUNTED_AFTER_MS
-            return Standing(ended=True, due=left, listed={f"runs:{accepted.subject}": accepted.at_ms})
-        case Buried():
-            return Standing(ended=True)
 
 
 def resumable(state: Live) -> bool:
@@ -400,16 +412,6 @@ def grace_ms(state: Live) -> int:
     """How long a run may be without an attached client; 0 where that means nothing to it."""
     resume = state.request.resume if state.accepted.origin == "foreground" else None
     return 0 if resume is None else resume.grace_ms
-
-
-def expires_ms(state: Ended) -> int:
-    """When the payload of an ended run goes; of a keyed one, its feed alone."""
-    return state.at_ms + (state.accepted.retention_ms or RETENTION_MS)
-
-
-def keeps_log(state: Ended) -> bool:
-    """Whether the log of an ended run answers for its key as long as nobody erases it."""
-    return bool(state.accepted.fingerprint) and state.accepted.origin == "foreground"
 
 
 def interrupted(state: Ended) -> bool:
@@ -430,40 +432,6 @@ def may_hand_over(state: State) -> bool:
 def allowance(state: Live) -> int | None:
     """How many tokens the next step may answer by what is left of the run's budgets (scheduling §5)."""
     return budgets.allowance(state.accepted.budgets, state.usages) if state.accepted.budgets else None
-
-
-def feed_max(state: State) -> int:
-    """How many bytes a job's feed may have, with room kept for its end; 0 is no bound."""
-    if not isinstance(state, Live) or not state.accepted.record_bytes_max:
-        return 0
-    return max(1, state.accepted.record_bytes_max - JOB_RESERVE_BYTES - len(bytes(state.accepted.request)))
-
-
-def epitaph(state: State, now_ms: int) -> bytes:
-    """What stays of a run with a key: whose it was, and what the key was used for."""
-    if not isinstance(state, Ended) or not state.accepted.fingerprint:
-        return b""
-    accepted = state.accepted
-    return codec.encode(RunErased(now_ms, accepted.subject, accepted.origin, accepted.fingerprint))
-
-
-def _due(state: Live, open_call: OpenCall | None, *, parked: bool) -> dict[Reason, int]:
-    """When somebody must look at a run that waits, or that nobody works on."""
-    accepted = state.accepted
-    due: dict[Reason, int] = {}
-    if accepted.origin == "job" and not state.started:
-        due["work"] = accepted.at_ms + QUEUED_LOOK_MS
-    if state.handed_ms:
-        due["work"] = state.handed_ms
-    if grace_ms(state):
-        due["client"] = accepted.at_ms + grace_ms(state)
-    if open_call is not None and open_call.stage == "reviewed" and open_call.expires_ms is not None:
-        due["approval"] = open_call.expires_ms
-    if open_call is not None and open_call.settling is not None:
-        due["approval"] = open_call.settling.at_ms + calls.RESENT_AFTER_MS
-    if open_call is not None and parked and open_call.idles and accepted.idle_timeout_ms:
-        due["idle"] = open_call.active_ms + accepted.idle_timeout_ms
-    return due
 
 
 def overflow(code: str) -> Command:
@@ -501,6 +469,7 @@ def _accepted(command: Accept, now_ms: int) -> list[RunEvent]:
         budgets=command.budgets,
         accounted=command.accounted,
         interactive=command.interactive,
+        host=command.host,
     )
     return [accepted, RunStarted(now_ms)] if command.admitted else [accepted]
 
@@ -522,6 +491,14 @@ def _fingerprint(state: Live | Ended | Reserved | Buried) -> str:
             return state.epitaph.fingerprint
         case Reserved():
             return state.fingerprint
+
+
+def _entered(state: Live, step: int, now_ms: int) -> RunEvent:
+    """The next step, or the end that a rule puts in its place."""
+    if by_hand.is_late(state, now_ms):
+        return by_hand.timed_out(now_ms)
+    why_not = _refusal_of_step(state)
+    return StepStarted(now_ms, step) if why_not is None else RunFailed(now_ms, why_not)
 
 
 def _refusal_of_step(state: Live) -> Problem | None:
@@ -555,6 +532,8 @@ def _answered(state: Live, command: Answer, now_ms: int) -> list[RunEvent]:
     why_not = calls.refused(recorded.tool_calls, tools, state.used, last_step=last_step)
     if why_not is not None:
         return [recorded, RunFailed(now_ms, why_not)]
+    if by_hand.is_by_hand(state):
+        return [recorded, *by_hand.first_call(_turned(state, recorded), (), now_ms)]
     return [recorded, ToolCalled(now_ms, recorded.tool_calls[0])]
 
 
@@ -596,17 +575,40 @@ def fact_of(state: Live, open_call: OpenCall) -> ToolFact:
 
 def _around(state: Live, open_call: OpenCall) -> calls.Around:
     following = state.proposed[0] if state.proposed else None
-    return calls.Around(open_call, fact_of(state, open_call), state.request.approvals, following)
+    return calls.Around(open_call, fact_of(state, open_call), by_hand.reviewer(state), following)
 
 
-def _turned(state: State, turn: TurnCompleted) -> State:
-    if not isinstance(state, Live):
-        return state
+def _called(state: Live, event: ToolCalled) -> Live:
+    """The run after one more call of the turn came up; of a Host run, one that has been reviewed if it had to be."""
+    opened = calls.opened(None, event)
+    if opened is not None and event.call.id in state.reviewed:
+        opened = msgspec.structs.replace(opened, stage="cleared")
+    return msgspec.structs.replace(state, open=opened, proposed=state.proposed[1:])
+
+
+def _reviewing(state: Live, event: ReviewAsked | RunResumed) -> Live:
+    """The run after a person was asked; of a Host run about a call that has not come up, until it is resumed."""
+    match event:
+        case ReviewAsked(call_id=""):
+            return msgspec.structs.replace(state, open=calls.opened(state.open, event))
+        case ReviewAsked(call_id=call_id):
+            call = next((one for one in state.proposed if one.id == call_id), None)
+            asked = None if call is None else OpenCall(call, active_ms=event.at_ms, by_hand=True)
+            return msgspec.structs.replace(state, open=calls.opened(asked, event), resumed="")
+        case RunResumed(again=False) if state.open is not None:
+            reviewed = (*state.reviewed, state.open.call.id)
+            return msgspec.structs.replace(state, open=None, reviewed=reviewed, resumed=event.approval_id)
+        case RunResumed():
+            return state
+
+
+def _turned(state: Live, turn: TurnCompleted) -> Live:
     return msgspec.structs.replace(
         state,
         turns=state.turns.followed_by(turn),
         answered=state.answered + 1,
         proposed=turn.tool_calls,
+        reviewed=(),
         used=state.used + tuple(call.id for call in turn.tool_calls),
     )
 
@@ -636,7 +638,14 @@ def _taken_over(state: Live, command: TakeOver, now_ms: int) -> Sequence[RunEven
     """Origin decides (DESIGN §5): a plain foreground run ends; others go on, unless something was in flight.
 
     A started call whose tool is idempotent is made again under the same call id; any other is uncertain.
+    A Host run's deadline is looked at first, and when it is taken up for the first time, whether it can be run at all.
     """
+    if by_hand.is_late(state, now_ms):
+        return _over(state, by_hand.timed_out(now_ms))
+    host = state.accepted.host
+    problem = command.problem or (None if host is None else host.problem)
+    if problem is not None and not state.claimed:
+        return _over(state, RunFailed(now_ms, problem))
     started = state.open is not None and state.open.stage == "started"
     repeatable = started and state.open is not None and _around(state, state.open).fact.idempotent
     in_flight = (_calling(state) and not command.repeats) or (started and not repeatable)
@@ -659,7 +668,19 @@ def _changed(state: State, **changes: object) -> State:
     return msgspec.structs.replace(state, **changes) if isinstance(state, Live) else state
 
 
-def _ended(
-    state: State, kind: Literal["completed", "failed", "cancelled"], at_ms: int, cause: EndCause | None
-) -> State:
-    return Ended(state.accepted, kind, at_ms, cause, state.started) if isinstance(state, Live) else state
+def _held(state: State, event: RunStarted | RunClaimed | RunHandedOver) -> State:
+    match event:
+        case RunStarted():
+            return _changed(state, started=True, handed_ms=0)
+        case RunClaimed():
+            return _changed(state, handed_ms=0, claimed=True)
+        case RunHandedOver(at_ms=at_ms):
+            return _changed(state, handed_ms=at_ms)
+
+
+def _ended(state: Live, event: RunCompleted | RunFailed | RunCancelled) -> Ended:
+    kind: Literal["completed", "failed", "cancelled"] = (
+        "completed" if isinstance(event, RunCompleted) else "failed" if isinstance(event, RunFailed) else "cancelled"
+    )
+    cause = None if isinstance(event, RunCompleted) else event.cause
+    return Ended(state.accepted, kind, event.at_ms, cause, state.started, state.revision, revisions.end_of(event))

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from api import pipeline, problems
 from api.answers import CALL, Call, answer, call_of
+from api.host import routes as host
 from api.parts import Faults, Gate, Limits, Parts
 from api.wire import approvals, discovery, inbox, jobs, readiness, run_events, runs, sessions, tool_executions
 
@@ -37,6 +38,8 @@ _PATHS: dict[pipeline.Route, str] = {
     "job-events": "/v1/jobs/events",
     "run-events": "/v1/run-events",
     "inbox": "/v1/approvals/list",
+    "host": "/host/v1",
+    "host-events": "/host/v1/run-events",
 }
 Serve: TypeAlias = Callable[[Parts, Call, Receive], Awaitable[None]]
 _SERVED: Mapping[pipeline.Route, Serve] = {
@@ -53,6 +56,8 @@ _SERVED: Mapping[pipeline.Route, Serve] = {
     "job-cancel": jobs.cancel,
     "job-events": jobs.events,
     "run-events": run_events.look,
+    "host": host.exchange,
+    "host-events": host.events,
 }
 
 
@@ -68,6 +73,7 @@ class Edge(Litestar):
             parts.limits.body_bytes_max,
             parts.diagnostics,
             parts.exposition is not None,
+            parts.host is not None,
         )
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - some of its optional types are bare
             route_handlers=_handlers(parts),

@@ -5,10 +5,10 @@ Tokens are kept as SHA-256 digests only; nothing here can be turned back into on
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from msgspec import Struct
 from typing_extensions import override
@@ -209,9 +209,11 @@ def job_principals(known: Principals, presented: Principal, operation: JobGrant)
 
 
 def may_use_job(*principals: Principal) -> May:
-    """Whether all *principals* may run what a stored job runs: its provider, tools and corpus."""
+    """Whether all *principals* may run what a stored run runs: its provider, tools and corpus."""
 
     def may(accepted: RunAccepted) -> bool:
+        if accepted.host is not None and accepted.host.problem is not None:
+            return True  # it runs nothing
         request = decoded_request(accepted.request)
         return all(allows_run(principal, request) is None for principal in principals)
 
@@ -220,10 +222,51 @@ def may_use_job(*principals: Principal) -> May:
 
 def still_allows(known: Principals, accepted: RunAccepted) -> Problem | None:
     """Why a job may not be taken up for the principal that submitted it (jobs §3), or nothing."""
+    if accepted.host is not None and not accepted.principal:
+        return None  # created on the spot, by whom the settings name
     now = known.durable(accepted.principal)
     if now is None or now.subject != accepted.subject or "submit" not in now.policy.jobs:
         return FORBIDDEN
     return None if may_use_job(now)(accepted) else FORBIDDEN
+
+
+class HostAccess(NamedTuple):
+    """What a principal may do through the Host protocol, which has no grants of its own."""
+
+    subject: str
+    credential: str
+    """Whose credential must still be good when a run is taken up; empty where that is the host's own settings."""
+    waived: frozenset[str]
+    may_create: Callable[[RunRequest | None], bool]
+    """Whether it may begin a run; None is one that runs nothing."""
+    may_see: May
+    may_decide: Callable[[str, str], bool]
+    """Of provider and tool name."""
+
+
+def host_access(known: Principals | None, presented: Principal) -> HostAccess:
+    """What *presented* may do through the Host (Host mapping §3); without *known* credentials it has none of its own.
+
+    It may create what it may submit as a job, see and end what it may run, and decide by `approveTools`.
+    """
+
+    def may_create(request: RunRequest | None) -> bool:
+        try:
+            principals = (presented,) if known is None else job_principals(known, presented, "submit")
+        except Refused:
+            return False
+        if "submit" not in presented.policy.jobs:
+            return False
+        return request is None or all(allows_run(one, request) is None for one in principals)
+
+    return HostAccess(
+        presented.subject,
+        "" if known is None else presented.id,
+        waived(presented),
+        may_create,
+        may_use_job(presented),
+        caller_of(presented).may_decide,
+    )
 
 
 def holder_of(principal: Principal) -> Holder:

@@ -20,6 +20,7 @@ from actors.telemetry import SILENT, Telemetry
 from actors.viewing import Cursor, Seen, Watched
 from api import pipeline
 from api.grants import Principals
+from api.host.service import HostParts
 from api.wire import readiness
 
 FEATURES = (
@@ -215,6 +216,8 @@ class Parts:
     """None where sessions are not configured."""
     jobs: JobStore | None = None
     """None where jobs are not configured."""
+    host: HostParts | None = None
+    """None where the Agent Host protocol is not served."""
     gate: Gate = field(default_factory=Gate)
     allowed_origins: frozenset[str] = frozenset()
     features: tuple[str, ...] = ALWAYS

@@ -5,7 +5,7 @@ Header lines that repeat are one list value, as HTTP says, except where a second
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -14,6 +14,8 @@ from actors.errors import Problem
 from actors.telemetry import Correlation
 from api import diagnostics, problems
 from api.grants import BEARER_CHARS_MAX, FORBIDDEN, Principal, Principals
+from api.host.encoding import failed
+from api.host.failures import STATUSES, failure_of
 
 Line: TypeAlias = tuple[bytes, bytes]
 Lines: TypeAlias = tuple[Line, ...]
@@ -38,6 +40,8 @@ Route: TypeAlias = Literal[
     "job-cancel",
     "job-events",
     "run-events",
+    "host",
+    "host-events",
 ]
 
 TARGET = "runstream.target"
@@ -62,10 +66,14 @@ ROUTES: Mapping[tuple[str, bytes], Route] = {
     ("POST", b"/v1/jobs/read"): "job-read",
     ("POST", b"/v1/jobs/cancel"): "job-cancel",
     ("POST", b"/v1/jobs/events"): "job-events",
+    ("POST", b"/host/v1"): "host",
 }
 
 _RUN_EVENTS = re.compile(rb"/v1/runs/([^/?]+)/events(?:\?after=([^&]*))?")
 """Of our own (extensions §1)."""
+_HOST_EVENTS = re.compile(rb"/host/v1/runs/([^/?]+)/events(?:\?after=([^&]*))?")
+_HOST = b"/host/v1"
+"""Where the Agent Host protocol begins, whose answers are envelopes of its own."""
 
 JSON: Line = (b"content-type", b"application/json; charset=utf-8")
 BASE: Lines = (
@@ -92,6 +100,8 @@ class Rules(Struct, frozen=True):
     body_bytes_max: int = 1_000_000
     diagnostics: bool = False
     metrics: bool = False
+    host: bool = False
+    """Whether the Agent Host protocol is served."""
 
 
 class Head(NamedTuple):
@@ -126,6 +136,7 @@ class Admitted(NamedTuple):
 
 def decided(rules: Rules, state: State, head: Head) -> Answered | Admitted:
     """What becomes of a request, by its head alone."""
+    refused = _refusing(head)
     origin, route = _value(head, b"origin"), _route(rules, head)
     if state != "open" and route != "ready":
         return refused(base(tls=rules.tls), problems.STARTING if state == "starting" else problems.CLOSING)
@@ -134,8 +145,7 @@ def decided(rules: Rules, state: State, head: Head) -> Answered | Admitted:
     headers = base(origin, tls=rules.tls)
     if origin is not None and head.method == "OPTIONS":
         return Answered(204, headers + _preflight(rules))
-    found = _RUN_EVENTS.fullmatch(head.target) if head.method == "GET" and route is None else None
-    route = "run-events" if found is not None else route
+    route, found = (route, None) if route is not None else _events(rules, head)
     if route in {"health", "ready"}:
         return Admitted(route, headers)
     principal = _principal(rules.tokens, head)
@@ -153,6 +163,17 @@ def decided(rules: Rules, state: State, head: Head) -> Answered | Admitted:
 def refused(headers: Lines, problem: Problem) -> Answered:
     """The answer that tells *problem*."""
     return Answered(problems.status_of(problem.code), (*headers, JSON), problems.envelope(problem))
+
+
+def _refusing(head: Head) -> Callable[[Lines, Problem], Answered]:
+    """How a request is refused: in the words of the protocol that its target belongs to."""
+    of_host = head.target == _HOST or head.target.startswith(_HOST + b"/")
+    return _refused_by_host if of_host else refused
+
+
+def _refused_by_host(headers: Lines, problem: Problem) -> Answered:
+    told = failed("", "get_run", failure_of(problem))
+    return Answered(STATUSES[told.code], (*headers, JSON), told.body)
 
 
 def base(origin: bytes | None = None, *, tls: bool = False) -> Lines:
@@ -225,7 +246,18 @@ def _barred(route: Route | None, principal: Principal | None) -> Problem | None:
 def _route(rules: Rules, head: Head) -> Route | None:
     """The route of a fixed path."""
     route = ROUTES.get((head.method, head.target))
-    return None if route == "metrics" and not rules.metrics else route
+    missing = (route == "metrics" and not rules.metrics) or (route == "host" and not rules.host)
+    return None if missing else route
+
+
+def _events(rules: Rules, head: Head) -> tuple[Route | None, re.Match[bytes] | None]:
+    """The route of a run's events, with the run and the cursor that its path names."""
+    if head.method != "GET":
+        return None, None
+    if (found := _RUN_EVENTS.fullmatch(head.target)) is not None:
+        return "run-events", found
+    found = _HOST_EVENTS.fullmatch(head.target) if rules.host else None
+    return (None, None) if found is None else ("host-events", found)
 
 
 def _preflight(rules: Rules) -> Lines:

@@ -1,4 +1,6 @@
-"""Codes to statuses, and problems to envelopes: the only place that knows HTTP statuses (overview §9, §11).
+"""Codes to statuses, and problems to envelopes: the only place that knows the wire's HTTP statuses (overview §9, §11).
+
+Those of the Host, which only repeat its own codes, are in `api.host.failures`.
 
 A status is a function of the code alone; a code that no row lists is 502.
 """
@@ -90,6 +92,7 @@ DEVIATIONS: Mapping[int, str] = {
     404: "RUN_NOT_FOUND",
     410: "CURSOR_EXPIRED HISTORY_LOST",
     503: "STORE_UNAVAILABLE",
+    504: "DEADLINE_REACHED",
 }
 STATUSES: Mapping[str, int] = {
     code: status for table in (_ROWS, DEVIATIONS) for status, codes in table.items() for code in codes.split()

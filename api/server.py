@@ -177,7 +177,7 @@ def _uvicorn_config(app: Any, config: Config) -> uvicorn.Config:
 def _listener(config: Config) -> Generator[socket.socket, None, None]:
     """Open the listening socket, and leave nothing of it behind."""
     try:
-        listener = _unix_socket(Path(config.unix_socket)) if config.unix_socket else _tcp_socket(config)
+        listener = unix_socket(Path(config.unix_socket)) if config.unix_socket else _tcp_socket(config)
     except OSError as error:
         where = config.unix_socket or f"{config.host}:{config.port}"
         raise NotServed("ADDRESS_UNAVAILABLE", f"cannot listen on {where}: {error.strerror or error}") from None
@@ -201,7 +201,7 @@ def _tcp_socket(config: Config) -> socket.socket:
     return listener
 
 
-def _unix_socket(path: Path) -> socket.socket:
+def unix_socket(path: Path) -> socket.socket:
     """A socket at *path* that only its owner may use; one that nobody listens on any more is taken over."""
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
         path.unlink()

@@ -7,7 +7,7 @@ import uvloop
 
 from bench.figures import HEADER
 
-ALL = ("appends", "streams", "latency", "rebuild", "decisions", "jobs", "cluster")
+ALL = ("appends", "streams", "latency", "rebuild", "decisions", "jobs", "envelopes", "cluster")
 
 
 async def main(names: list[str]) -> None:

@@ -139,6 +139,7 @@ class RedisStore:
         part = append.parts[0]
         heads = ours.heads = words.written(part, ours.heads, answer)
         if not part.items:
+            self.hub.push(part.actor, heads.feed + 1, (), heads.feed, ended=False)  # the log grew: some follow that
             return Recorded((Placed(heads, 0),), self._heard(answer))
         first = heads.feed - len(part.items) + 1
         self.hub.push(part.actor, first, part.items, heads.feed, ended=False)
@@ -166,8 +167,8 @@ class RedisStore:
         self._heard(outcome.now_ms)
         if isinstance(outcome, Recorded) and not outcome.repeated:
             for part, (heads, first) in zip(append.parts, outcome.parts, strict=True):
-                if first:
-                    self.hub.push(part.actor, first, part.items, heads.feed, heads.ended)
+                if first or part.events:
+                    self.hub.push(part.actor, first or heads.feed + 1, part.items, heads.feed, heads.ended)
         for part, heads in zip(append.parts, _heads_of(outcome), strict=False):
             await self._note_owner(part.actor, heads)
         return outcome

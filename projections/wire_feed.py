@@ -62,6 +62,8 @@ class Feed(NamedTuple):
     started: bool = False
     """Of a job: whether it was taken up, and `run.started` stands in the feed."""
     session: events.SessionTurn | None = None
+    by_hand: bool = False
+    """Of a Host run: its reviews are the Host's alone, and job pages show it."""
 
 
 def start(run_id: str) -> Feed:
@@ -77,8 +79,9 @@ def thaw(frozen: bytes) -> Feed:
 def fold(feed: Feed, event: events.RunEvent) -> Feed:
     """The projection after *event*."""
     match event:
-        case events.RunAccepted(provider=provider, model=model, origin=origin, session=turn):
-            return feed._replace(provider=provider, model=model, job=origin == "job", session=turn)
+        case events.RunAccepted(provider=provider, model=model, origin=origin, session=turn, host=host):
+            job, by_hand = origin == "job", host is not None
+            return feed._replace(provider=provider, model=model, job=job, session=turn, by_hand=by_hand)
         case events.RunStarted():
             return feed._replace(started=True)
         case events.ToolCalled(call=call):
@@ -106,11 +109,8 @@ def items(feed: Feed, event: events.RunEvent) -> Sequence[bytes]:
             return _end(feed, "run.cancelled", problem, event.at_ms)
         case events.ToolCalled(call=call):
             return (item(feed.run_id, "tool.called", {"call": call}, event.at_ms),)
-        case events.ReviewAsked():
-            return (item(feed.run_id, "approval.requested", {"approval": _asked(feed, event)}, event.at_ms),)
-        case events.ReviewSettled():
-            resolution = resolved(feed.run_id, feed.call.id if feed.call else "", event)
-            return (item(feed.run_id, "approval.resolved", {"resolution": resolution}, event.at_ms),)
+        case events.ReviewAsked() | events.ReviewSettled():
+            return () if feed.by_hand else (_reviewed(feed, event),)
         case events.TicketOffered(execution_id=execution_id):
             offered = {"executionId": execution_id, "runId": feed.run_id, "call": feed.call}
             return (item(feed.run_id, "tool.execution.requested", {"execution": offered}, event.at_ms),)
@@ -126,6 +126,7 @@ def items(feed: Feed, event: events.RunEvent) -> Sequence[bytes]:
             | events.KeyReserved()
             | events.KeyBurned()
             | events.ReviewSettling()
+            | events.RunResumed()
             | events.CallCleared()
             | events.ToolStarted()
         ):
@@ -209,7 +210,7 @@ def is_terminal(data: bytes) -> bool:
 
 def too_large(feed: Feed, data: bytes) -> bool:
     """Whether a client would reject the item's frame, or the page that it stands in."""
-    return len(data) + FRAME_OVERHEAD_BYTES > (JOB_EVENT_BYTES_MAX if feed.job else FRAME_BYTES_MAX)
+    return len(data) + FRAME_OVERHEAD_BYTES > (JOB_EVENT_BYTES_MAX if feed.job or feed.by_hand else FRAME_BYTES_MAX)
 
 
 def _started(feed: Feed, at_ms: int) -> bytes:
@@ -220,6 +221,13 @@ def _end(feed: Feed, kind: str, problem: Problem, at_ms: int) -> Sequence[bytes]
     """The end, and before it the beginning of a job that was never taken up (DESIGN §5)."""
     end = item(feed.run_id, kind, {"error": problem}, at_ms)
     return (_started(feed, at_ms), end) if feed.job and not feed.started else (end,)
+
+
+def _reviewed(feed: Feed, event: events.ReviewAsked | events.ReviewSettled) -> bytes:
+    if isinstance(event, events.ReviewAsked):
+        return item(feed.run_id, "approval.requested", {"approval": _asked(feed, event)}, event.at_ms)
+    resolution = resolved(feed.run_id, feed.call.id if feed.call else "", event)
+    return item(feed.run_id, "approval.resolved", {"resolution": resolution}, event.at_ms)
 
 
 def _asked(feed: Feed, asked: events.ReviewAsked) -> dict[str, Any]:

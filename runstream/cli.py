@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 import runstream
 from api.grants import ApplicationToolGrant, RetrievalGrant
-from runstream import checking, logs, neighbour, running, serving, showing, tokens
+from runstream import checking, logs, neighbour, running, serving, showing, sidecar, tokens
 from runstream.client import Remote, remote_events
 from runstream.cluster import NODES_MAX
 from runstream.cluster import cluster as run_cluster
@@ -65,6 +65,27 @@ def serve(config: Path | None, state_dir: Path | None) -> None:
         settings = await _settings(config, state_dir)
         await logs.begin(settings.log, sys.stderr)
         await serving.serve_host(settings, lambda listening: click.echo(f"listening on {listening.url}"))
+
+    _ended(work)
+
+
+@cli.command()
+@click.option("--stdio", is_flag=True, help="One envelope a line, on standard input and output.")
+@click.option("--socket", "path", type=click.Path(path_type=Path), help="The same on a Unix socket at this path.")
+@with_config
+def host(path: Path | None, config: Path | None, state_dir: Path | None, *, stdio: bool) -> None:
+    """Serve the Agent Host protocol to programs on this machine, as [host.principal] of the settings."""
+    if stdio == (path is not None):
+        raise click.UsageError("give --stdio or --socket PATH")
+
+    async def work() -> None:
+        settings = await _settings(config, state_dir)
+        await logs.begin(settings.log, sys.stderr)
+        settings = await neighbour.joined(settings)
+        if path is None:
+            await sidecar.serve_stdio(settings)
+        else:
+            await sidecar.serve_socket(settings, path, lambda at: click.echo(f"listening on unix:{at}"))
 
     _ended(work)
 

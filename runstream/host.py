@@ -6,9 +6,10 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
-from actors import kinds, run
+from actors import host_runs, kinds, run, upkeep
 from actors.accounting import Accounts, UsageSink
 from actors.audit import Sink
 from actors.budgets import Budgets
@@ -18,6 +19,7 @@ from actors.errors import Problem, Refused
 from actors.events import RunAccepted, RunEvent
 from actors.executor import Surroundings
 from actors.foreground import Attended, Feeds, Foreground
+from actors.host_runs import HostRuns
 from actors.jobs import Jobs
 from actors.jobs import Limits as JobLimits
 from actors.model_call import FeedItems
@@ -32,6 +34,11 @@ from actors.shell import FeedOf, Shell
 from actors.telemetry import SILENT, Telemetry
 from actors.usage import total
 from actors.viewing import Viewing
+from api import grants
+from api.host.dispatcher import dispatched
+from api.host.envelope import decoded, request_of
+from api.host.reading import Reading
+from api.host.service import HostParts, HostService
 from eventstore.follow import followed
 from eventstore.store import Caps, Entry, Heads, Item, Store
 from projections import usage, wire_feed
@@ -39,6 +46,8 @@ from runstream.terms import Terms
 
 HEARTBEAT_S = 15.0
 """How often a silent stream says that it is alive (runs §2)."""
+HOST_POLL_S = 1.0
+"""How often a host without jobs asks for Host runs to be taken up, beside being rung."""
 ASKED = Problem("CANCELLED", "The run was cancelled.")
 
 
@@ -54,6 +63,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Whether a run on a provider without an account is refused (scheduling §1)."""
     sessions: SessionLimits | None = None
     jobs: JobLimits | None = None
+    host: host_runs.Limits | None = None
+    """Bounds of the Agent Host protocol, where it is served."""
+    host_defaults: Mapping[str, Any] = {}
+    """Members of a run request that complete a prompt."""
     authority: Callable[[RunAccepted], Problem | None] = lambda _: None
     """Why whoever submitted a job may not run it any more; asked when it is taken up, and while it runs."""
     budgets: Budgets = Budgets()
@@ -66,7 +79,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """What usage records and the resource authority are told; empty: the deployment's id."""
     labels: Mapping[str, str] = {}
     """What usage records say of this host."""
-    run_kept_ms: int = run.RETENTION_MS
+    run_kept_ms: int = upkeep.RETENTION_MS
     """How long a run without a key is kept after its end, and the feed of one with a key."""
     keys: Caps = Caps(total=100_000)
     policy: Policy | None = None
@@ -137,6 +150,8 @@ class Host:
         self.jobs = None if options.jobs is None else Jobs(node, terms.bounds, options.jobs, self.sessions)
         """Detached jobs, where this host takes any on."""
         self.runs = Foreground(node, feeds, terms.bounds, options.keys, self.sessions)
+        self.agent_host = _agent_host(node, options, terms)
+        """The Agent Host protocol over the same runs, where it is served."""
 
     def checked(self, document: Mapping[str, Any]) -> RunRequest:
         """The request that *document* states, if this host can run it (runs §3, §4).
@@ -187,6 +202,19 @@ class Host:
             raise Refused("RUN_NOT_FOUND", "There is no such run.")
         return state, heads
 
+    async def envelope(self, envelope: Mapping[str, Any] | bytes, policy: grants.Policy) -> dict[str, Any]:
+        """Answer an Agent Host envelope, as whoever *policy* says; whatever it is, the answer is one of the protocol's.
+
+        Raises:
+            Refused: this host does not serve the protocol.
+        """
+        if self.agent_host is None:
+            raise Refused("NOT_FOUND", "This host does not serve the Agent Host protocol.")
+        service = HostService(self.agent_host, grants.host_access(None, grants.Principal("", policy)))
+        asked = request_of(envelope) if isinstance(envelope, Mapping) else decoded(envelope)
+        told: dict[str, Any] = msgspec.json.decode((await dispatched(asked, service)).body)
+        return told
+
     async def cancel(self, run_id: str) -> None:
         """End a run wherever it executes; nothing happens to one that has ended.
 
@@ -212,6 +240,18 @@ class Host:
         async with aclosing(self.follow(run_id)) as batches:
             async for batch in batches:
                 yield batch
+
+
+def _agent_host(node: Node, options: Options, terms: Terms) -> HostParts | None:
+    if options.host is None or node.around.host_keys is None:
+        return None
+    return HostParts(
+        runs=HostRuns(node, node.around.host_keys, terms.bounds, options.host),
+        reading=Reading(node.around.store),
+        catalog=terms.catalog,
+        defaults=options.host_defaults,
+        fresh_id=node.around.fresh_id,
+    )
 
 
 def _sessions(node: Node, options: Options, terms: Terms) -> Sessions | None:
@@ -246,6 +286,7 @@ async def open_host(
             telemetry=options.telemetry,
         ),
         sessions=Shell(store, kinds.SESSION, NO_FEED, telemetry=options.telemetry),
+        host_keys=Shell(store, kinds.HOST_KEY, NO_FEED, telemetry=options.telemetry),
         store=store,
         models=models,
         items=FeedItems(wire_feed.deltas, wire_feed.progress),
@@ -261,12 +302,13 @@ async def open_host(
     )
 
     def prepare(node: Node) -> None:
-        if options.jobs is not None:
+        jobs, of_host = options.jobs, options.host
+        if jobs is not None or of_host is not None:
             node.worker = Worker(
                 node,
-                workers_max=options.jobs.max_workers,
-                poll_s=options.jobs.poll_interval_ms / 1_000,
-                bytes_max=options.jobs.max_bytes,
+                workers_max=max(0 if jobs is None else jobs.max_workers, 0 if of_host is None else of_host.max_workers),
+                poll_s=HOST_POLL_S if jobs is None else jobs.poll_interval_ms / 1_000,
+                bytes_max=0 if jobs is None else jobs.max_bytes,
                 why_not=terms.why_not,
                 authority=options.authority,
             )

@@ -16,6 +16,7 @@ from actors.node import NodeSettings
 from api.grants import NAME_CHARS_MAX, TokenEntry
 from eventstore.endpoint import address_of
 from providers import InvalidScript, Script, ready, scripts
+from runstream.hosting import HostDefaults, HostSettings, Model
 from runstream.keeping import IdempotencySettings, JobsSettings, RetentionSettings, SessionsSettings, UsageSettings
 from runstream.observing import TelemetrySettings
 from runstream.reading import Fault
@@ -37,6 +38,8 @@ __all__ = [
     "ApplicationToolsSettings",
     "ApprovalsSettings",
     "BudgetSettings",
+    "HostDefaults",
+    "HostSettings",
     "IdempotencySettings",
     "JobsSettings",
     "LimitsSettings",
@@ -67,13 +70,6 @@ CODES: Mapping[str, str] = {
 }
 """The code that the protocol has for a fault in a section (scheduling §1, sessions §1, jobs §6)."""
 
-Model: TypeAlias = Annotated[
-    str,
-    Meta(
-        pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/\[\]-]{0,199}\Z",
-        description="a model id: letters, digits and . _ : / [ ] -, at most 200 of them, a letter or digit first",
-    ),
-]
 Module: TypeAlias = Annotated[
     str,
     Meta(
@@ -296,6 +292,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     application_tools: ApplicationToolsSettings = ApplicationToolsSettings()
     sessions: SessionsSettings | None = None
     jobs: JobsSettings | None = None
+    host: HostSettings = HostSettings()
     retention: RetentionSettings = RetentionSettings()
     usage: UsageSettings = UsageSettings()
     node: NodeSection = NodeSection()

@@ -70,16 +70,18 @@ class Terms:
         )
 
     def why_not(self, accepted: RunAccepted) -> Problem | None:
-        """What keeps a stored job from being begun by now (jobs §4); nobody is told more than the code's meaning."""
+        """What keeps a stored job or Host run from being begun by now (jobs §4); nobody is told more than the code's meaning."""
         lost = self._options.authority(accepted)
         if lost is not None:
             return lost
+        if accepted.host is not None and accepted.host.problem is not None:
+            return accepted.host.problem
         try:
             validated(msgspec.json.decode(accepted.request, type=RunRequest), self.catalog)
         except Refused as refused:
             return refused.problem
         account = self.account_of(accepted.provider)
-        if not account:
+        if not account and accepted.host is None:
             return _ACCOUNT_REQUIRED
         return None if account == accepted.account else _ACCOUNT_CHANGED
 

@@ -35,7 +35,7 @@ from runstream.checking import PROMISES, shape
 from runstream.host import Host, Options, open_host
 from runstream.observing import Heard
 from runstream.reading import Fault
-from runstream.settings import ProviderSettings, Settings, SettingsError
+from runstream.settings import HostDefaults, ProviderSettings, Settings, SettingsError
 from runstream.tools import Toolbox, load
 from runstream.usage_log import JsonLines
 
@@ -86,7 +86,9 @@ async def open_settings(  # noqa: PLR0913 - what a program may bring along
             settings.redis.start_patience_s if patient else 0,
         )
         principals = Tokens(settings.tokens)
-        options = replace(_options(settings, principals), policy=policy, audit=audit, resources=resources, held=held)
+        options = replace(
+            _options(settings, principals, known), policy=policy, audit=audit, resources=resources, held=held
+        )
         options = replace(options, telemetry=heard.telemetry, usage=options.usage if usage is None else usage)
         host = await stack.enter_async_context(open_host(store, known, options, tools))
         discovery = await stack.enter_async_context(Discovery(known))
@@ -111,7 +113,9 @@ def _faults_within(settings: Settings) -> Iterator[Fault]:
                 yield Fault(f"{place}.{fault.key}" if fault.key else place, fault.why)
 
 
-def _options(settings: Settings, known: Principals) -> Options:
+def _options(settings: Settings, known: Principals, known_models: Mapping[str, Model]) -> Options:
+    completing = settings.host.defaults or HostDefaults()
+    provider = completing.provider or next(iter(known_models), "")
     keys, approvals, application = settings.idempotency, settings.approvals, settings.application_tools
     usage = JsonLines(settings.usage_file, sync=settings.usage.sync) if settings.usage.enabled else None
     return Options(
@@ -129,6 +133,8 @@ def _options(settings: Settings, known: Principals) -> Options:
         needs_account=settings.scheduling.needs_account,
         sessions=None if settings.sessions is None else settings.sessions.limits(),
         jobs=None if settings.jobs is None else settings.jobs.limits(),
+        host=settings.host.limits() if settings.host.enabled else None,
+        host_defaults=completing.members(provider, _first_model(known_models.get(provider))),
         authority=partial(still_allows, known),
         budgets=settings.resources.budgets(),
         resources_unknown=settings.resources.authority_unknown,
@@ -143,6 +149,11 @@ def _options(settings: Settings, known: Principals) -> Options:
     )
 
 
+def _first_model(model: Model | None) -> str:
+    """The model that completes a prompt where none is set."""
+    return "" if model is None else next(iter(model.info.models or ()), "")
+
+
 def _parts(settings: Settings, host: Host, discovery: Discovery, known: Principals, heard: Heard) -> Parts:
     return Parts(
         runs=host.runs,
@@ -150,6 +161,7 @@ def _parts(settings: Settings, host: Host, discovery: Discovery, known: Principa
         viewer=host.viewing,
         sessions=host.sessions,
         jobs=host.jobs,
+        host=host.agent_host,
         catalog=host.catalog,
         tokens=known,
         discovery=discovery,

@@ -9,7 +9,7 @@ import anyio
 import msgspec
 import pytest
 
-from actors import calls, codec, run
+from actors import calls, codec, run, upkeep
 from actors.audit import Sink
 from actors.errors import Problem, Refused
 from actors.events import ApprovalUnaudited, ReviewAsked, ReviewSettled, ReviewSettling, RunCancelled, RunFailed
@@ -125,12 +125,12 @@ def test_an_expiry_waits_for_the_sink_as_well() -> None:
 @pytest.mark.parametrize("origin", ["foreground", "job"])
 def test_an_answer_that_is_on_its_way_is_looked_for_after_a_while(origin: Any) -> None:
     story = settling(origin=origin, idle_timeout_ms=100)
-    standing = run.standing(story.state)
+    standing = upkeep.standing(story.state)
     assert standing.due == {"approval": story.now_ms + calls.RESENT_AFTER_MS}
     assert standing.parked is (origin == "job")
     assert run.next_effect(story.state) == calls.Wait(None)
     story.tell(calls.FinishSettling(APPROVAL))
-    assert "approval" not in run.standing(story.state).due
+    assert "approval" not in upkeep.standing(story.state).due
     assert run.next_effect(story.state) == calls.StartTool()
 
 

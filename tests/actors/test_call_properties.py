@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from actors import calls, codec, kinds, run
+from actors import calls, codec, kinds, run, upkeep
 from actors.companions import companions
 from actors.errors import Problem
 from actors.events import (
@@ -268,14 +268,14 @@ def test_a_replayed_log_and_a_snapshot_give_the_same_run(story: Told) -> None:
     for other in (again, kinds.RUN.thaw(kinds.RUN.freeze(again))):
         assert other == story.states[-1]
         assert run.next_effect(other) == run.next_effect(story.states[-1])
-        assert run.standing(other) == run.standing(story.states[-1])
+        assert upkeep.standing(other) == upkeep.standing(story.states[-1])
 
 
 @quick
 @given(stories())
 def test_only_a_run_that_waits_and_is_due_for_nothing_else_has_no_owner(story: Told) -> None:
     for state in story.states:
-        if run.standing(state).parked:
+        if upkeep.standing(state).parked:
             assert isinstance(run.next_effect(state), calls.Wait)
 
 
@@ -290,8 +290,8 @@ def test_a_call_under_way_is_never_let_go_of_and_one_that_waits_may_be(story: To
             assert not isinstance(run.next_effect(before), run.CallModel | calls.RunTool)
         before = run.evolve(before, event)
     for state in story.states:
-        if run.standing(state).released:
-            assert "work" in run.standing(state).due
+        if upkeep.standing(state).released:
+            assert "work" in upkeep.standing(state).due
 
 
 def _begins(event: RunEvent) -> bool:

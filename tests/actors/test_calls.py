@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from actors import calls, run
+from actors import calls, run, upkeep
 from actors.calls import BeginTool, Clear, Deliver, Expire, IdleOut, Offer, Report, Return, Settle, Wait
 from actors.decider import Receipt, Refusal
 from actors.errors import Problem
@@ -409,18 +409,18 @@ def test_a_takeover_ends_what_is_attached_and_what_is_uncertain_and_lets_all_els
 
 def test_a_run_is_parked_only_while_it_waits_and_nobody_is_attached() -> None:
     for story, job in ((reviewed(origin="job"), True), (reviewed(), False), (offered(origin="job"), True)):
-        assert run.standing(story.state).parked is job
+        assert upkeep.standing(story.state).parked is job
     story = reviewed(origin="job")
     story.tell(APPROVE)
-    assert not run.standing(story.state).parked
+    assert not upkeep.standing(story.state).parked
 
 
 def test_what_a_waiting_run_is_due_for_is_known_to_every_node() -> None:
     approvals = {"mode": "interactive", "idlePolicy": "continue", "expiresAfterMs": 50}
     story = reviewed(approvals=approvals, origin="job", idle_timeout_ms=IDLE_MS)
-    assert run.standing(story.state).due == {"approval": NOW + 50, "idle": NOW + IDLE_MS}
+    assert upkeep.standing(story.state).due == {"approval": NOW + 50, "idle": NOW + IDLE_MS}
     story.tell(APPROVE)
-    assert run.standing(story.state).due == {}
+    assert upkeep.standing(story.state).due == {}
     ticket = offered(origin="job", idle_timeout_ms=IDLE_MS)
-    assert run.standing(ticket.state).due == {"idle": NOW + IDLE_MS}
-    assert msgspec.json.decode(msgspec.json.encode(run.standing(ticket.state).due)) == {"idle": NOW + IDLE_MS}
+    assert upkeep.standing(ticket.state).due == {"idle": NOW + IDLE_MS}
+    assert msgspec.json.decode(msgspec.json.encode(upkeep.standing(ticket.state).due)) == {"idle": NOW + IDLE_MS}

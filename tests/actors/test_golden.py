@@ -2,7 +2,8 @@
 
 A log is `<name>.jsonl`, one event a line as it is stored; beside it what clients were shown of it,
 as a feed (text as the turn tells it) and as the replay of a key.
-In `logs/companions/` are logs of approvals, tickets and sessions, of which nothing is shown;
+For runs of the Host, `<name>.host.jsonl` is what the Host was shown.
+In `logs/companions/` are logs of approvals, tickets, sessions and Host keys, of which nothing is shown;
 `session-<name>.jsonl` is of the session of whose turns `<name>.jsonl` is one.
 In `logs/keys/` is what answers for a key without being a run: reservations, and what is left of erased runs.
 """
@@ -15,11 +16,14 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from actors import kinds, run, session
+from actors import host_key, kinds, run, session
 from actors.budgets import Budget
-from actors.codec import decode_approval, decode_run, decode_session, decode_ticket, encode
+from actors.codec import decode_approval, decode_host_key, decode_run, decode_session, decode_ticket, encode
 from actors.events import (
     ApprovalEvent,
+    HostContext,
+    HostKeyEvent,
+    HostRun,
     KeyBurned,
     KeyReserved,
     RunErased,
@@ -31,7 +35,8 @@ from actors.events import (
     ToolFact,
     Visible,
 )
-from projections import wire_feed
+from api.host import encoding
+from projections import host_feed, wire_feed
 from tests.actors.runs import RUN_ID, SESSION, beside, folded, framed, items_of_log
 from tests.host_rules import host_rules
 
@@ -42,19 +47,24 @@ SESSIONS = [name for name in COMPANIONS if name.startswith("session-")]
 KEYS = sorted(path.stem for path in (LOGS / "keys").glob("*.jsonl"))
 OF_KEYS = (KeyReserved, KeyBurned, RunErased)
 EVENTS: tuple[type[Struct], ...] = tuple(event for event in get_args(RunEvent) if event not in OF_KEYS)
-COMPANION_EVENTS: tuple[type[Struct], ...] = get_args(ApprovalEvent) + get_args(TicketEvent) + get_args(SessionEvent)
+OF_COMPANIONS = (ApprovalEvent, TicketEvent, SessionEvent, HostKeyEvent)
+COMPANION_EVENTS: tuple[type[Struct], ...] = tuple(event for kind in OF_COMPANIONS for event in get_args(kind))
+HOST_RUNS = [name for name in NAMES if (LOGS / f"{name}.host.jsonl").exists()]
 PARTS: Mapping[type[Struct], str] = {
     SessionTurn: "session",
     Budget: "budgets",
     ToolFact: "tools",
     Visible: "said",
     Stored: "stored",
+    HostRun: "host",
+    HostContext: "context",
 }
 """What events hold, by the members that hold it."""
 DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "approval": decode_approval,
     "ticket": decode_ticket,
     "session": decode_session,
+    "hostkey": decode_host_key,
 }
 
 
@@ -114,7 +124,8 @@ def test_every_event_with_each_of_its_fields_is_in_some_old_log(event: type[Stru
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
 def test_every_part_of_an_event_with_each_of_its_fields_is_in_some_old_log(part: type[Struct]) -> None:
     names = [*NAMES, *(f"companions/{name}" for name in COMPANIONS)]
-    held = [msgspec.json.decode(line).get(PARTS[part], []) for name in names for line in lines(name)]
+    events = [msgspec.json.decode(line) for name in names for line in lines(name)]
+    held = [(event | event.get("host", {})).get(PARTS[part], []) for event in events]
     fields = {field for one in held for each in (one if isinstance(one, list) else [one]) for field in each}
     assert set(part.__struct_encode_fields__) <= fields
 
@@ -128,6 +139,31 @@ def test_the_log_of_an_old_approval_ticket_or_session_is_written_today_as_it_was
 @pytest.mark.parametrize("event", COMPANION_EVENTS, ids=lambda event: event.__name__)
 def test_every_event_of_approvals_tickets_and_sessions_is_in_some_old_log(event: type[Struct]) -> None:
     assert set(event.__struct_encode_fields__) <= written(event, "companions/")
+
+
+@pytest.mark.parametrize("name", HOST_RUNS)
+def test_an_old_log_of_a_host_run_is_shown_to_the_host_as_ever_to_the_byte(name: str) -> None:
+    _, shown = host_feed.whole("run-1", [decode_run(line) for line in lines(name)])
+    assert [encoding.compact(encoding.event(event)) for event in shown] == lines(f"{name}.host")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_old_log_has_host_events_numbered_as_its_revisions_are(name: str) -> None:
+    log = [decode_run(line) for line in lines(name)]
+    state, shown = folded(log), host_feed.whole("run-1", log)[1]
+    assert isinstance(state, run.Ended)
+    assert [event.sequence for event in shown] == list(range(1, state.revision + 1))
+    assert shown[-1].status == state.status
+
+
+def test_an_old_log_of_a_host_key_says_what_the_run_said_last() -> None:
+    states: list[host_key.State] = [host_key.New()]
+    for line in lines("companions/hostkey-overtaken"):
+        states.append(host_key.evolve(states[-1], decode_host_key(line)))
+        assert kinds.HOST_KEY.thaw(kinds.HOST_KEY.freeze(states[-1])) == states[-1]
+    assert [type(state).__name__ for state in states] == ["New", "Reserved", "Settled", "Settled", "Gone"]
+    assert isinstance(settled := states[3], host_key.Settled)
+    assert (bytes(settled.outcome), settled.applied) == (b'{"revision":3,"status":"cancelled"}', True)
 
 
 @pytest.mark.parametrize("name", SESSIONS)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from actors import chores, run
+from actors import chores, upkeep
 from actors.dispatch import BLOCK_BYTES
 from actors.errors import Problem
 from actors.events import RunAccepted
@@ -262,7 +262,7 @@ async def test_a_job_whose_submitter_lost_the_right_to_it_is_cancelled_where_it_
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queued jobs are looked for soon, and again and again."""
-    monkeypatch.setattr(run, "QUEUED_LOOK_MS", 30)
+    monkeypatch.setattr(upkeep, "QUEUED_LOOK_MS", 30)
     monkeypatch.setattr(chores, "LOOKED_AGAIN_MS", 30)
 
 

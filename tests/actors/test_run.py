@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
-from actors import run
+from actors import run, upkeep
 from actors.budgets import Budget
 from actors.decider import Receipt, Refusal, Standing
 from actors.errors import Problem
@@ -231,16 +231,16 @@ def test_a_job_between_effects_goes_on_elsewhere_and_one_in_a_model_call_ends() 
 
 def test_an_ended_run_leaves_its_permit_and_its_payload_due() -> None:
     over = given(accepted(), RunStarted(NOW), RunCancelled(NOW + 5, Problem("CANCELLED", "x")))
-    standing = run.standing(over)
+    standing = upkeep.standing(over)
     assert standing.ended
-    assert standing.due == {"permit": NOW + 5, "retention": NOW + 5 + run.RETENTION_MS}
+    assert standing.due == {"permit": NOW + 5, "retention": NOW + 5 + upkeep.RETENTION_MS}
 
 
 def test_a_keyed_run_keeps_its_log_until_an_operator_erases_it_but_not_its_feed() -> None:
     over = given(accepted(fingerprint="aa"), RunStarted(NOW), RunCancelled(NOW, Problem("CANCELLED", "x")))
     assert isinstance(over, run.Ended)
-    assert run.keeps_log(over)
-    assert run.standing(over).due["retention"] == NOW + run.RETENTION_MS
+    assert upkeep.keeps_log(over)
+    assert upkeep.standing(over).due["retention"] == NOW + upkeep.RETENTION_MS
 
 
 def test_an_overflow_ends_the_run_as_uncertain() -> None:
@@ -304,7 +304,7 @@ def test_only_a_reserved_key_can_be_burned() -> None:
 def test_a_key_is_no_run(command: run.Command) -> None:
     assert run.decide(reserved(), command, NOW) == ([], Receipt("already"))
     assert run.next_effect(reserved()) is None
-    assert run.standing(reserved()) == Standing()
+    assert upkeep.standing(reserved()) == Standing()
     assert run.evolve(reserved(), RunStarted(NOW)) == reserved()
 
 

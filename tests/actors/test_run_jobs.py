@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from actors import calls, codec, kinds, run
+from actors import calls, codec, kinds, run, upkeep
 from actors.decider import Receipt, Refusal, Standing
 from actors.errors import Problem
 from actors.events import (
@@ -99,9 +99,9 @@ def test_a_queued_job_shows_nothing_until_it_is_taken_up() -> None:
 
 
 def test_a_queued_job_is_looked_for_should_the_line_have_forgotten_it() -> None:
-    assert run.standing(submitted().state).due == {"work": NOW + run.QUEUED_LOOK_MS}
-    assert run.standing(taken_up().state).due == {}
-    assert run.standing(submitted(origin="host").state).due == {}
+    assert upkeep.standing(submitted().state).due == {"work": NOW + upkeep.QUEUED_LOOK_MS}
+    assert upkeep.standing(taken_up().state).due == {}
+    assert upkeep.standing(submitted(origin="host").state).due == {}
 
 
 def test_taking_over_a_queued_job_does_nothing_because_nobody_worked_on_it() -> None:
@@ -124,7 +124,7 @@ def test_a_queued_job_that_is_cancelled_has_two_events() -> None:
     assert cancelled["error"]["code"] == "CANCELLED"
     found = job(story)
     assert (found.state, found.cursor, found.cancel_requested) == ("cancelled", 2, True)
-    assert (found.updated_ms, found.expires_ms) == (NOW + 5, NOW + 5 + run.RETENTION_MS)
+    assert (found.updated_ms, found.expires_ms) == (NOW + 5, NOW + 5 + upkeep.RETENTION_MS)
 
 
 @pytest.mark.parametrize("code", ["FORBIDDEN", "JOB_ACCOUNT_CHANGED", "JOB_ACCOUNT_REQUIRED", "UNKNOWN_TOOL"])
@@ -204,24 +204,24 @@ def test_a_job_keeps_its_payload_as_long_as_it_was_submitted_for() -> None:
     story = submitted(retention_ms=9)
     story.tell(run.Cancel(CANCELLED))
     assert isinstance(story.state, run.Ended)
-    assert run.expires_ms(story.state) == NOW + 9
-    assert run.standing(story.state).due == {"permit": NOW, "retention": NOW + 9}
-    assert not run.keeps_log(story.state)
+    assert upkeep.expires_ms(story.state) == NOW + 9
+    assert upkeep.standing(story.state).due == {"permit": NOW, "retention": NOW + 9}
+    assert not upkeep.keeps_log(story.state)
 
 
 def test_only_a_job_that_had_its_slot_leaves_a_usage_record() -> None:
-    for begin, due in ((submitted, None), (taken_up, NOW + run.ACCOUNTED_AFTER_MS)):
+    for begin, due in ((submitted, None), (taken_up, NOW + upkeep.ACCOUNTED_AFTER_MS)):
         story = begin(accounted=True)
         story.tell(run.Cancel(CANCELLED))
-        assert run.standing(story.state).due.get("usage") == due
+        assert upkeep.standing(story.state).due.get("usage") == due
 
 
 def test_a_jobs_feed_has_what_its_bound_leaves_beside_the_request_and_its_end() -> None:
     story = taken_up(record_bytes_max=20_000)
     assert isinstance(story.state, run.Live)
-    assert run.feed_max(story.state) == 20_000 - run.JOB_RESERVE_BYTES - len(bytes(story.state.accepted.request))
-    assert run.feed_max(taken_up(record_bytes_max=1).state) == 1
-    assert run.feed_max(taken_up().state) == run.feed_max(run.New()) == 0
+    assert upkeep.feed_max(story.state) == 20_000 - upkeep.JOB_RESERVE_BYTES - len(bytes(story.state.accepted.request))
+    assert upkeep.feed_max(taken_up(record_bytes_max=1).state) == 1
+    assert upkeep.feed_max(taken_up().state) == upkeep.feed_max(run.New()) == 0
 
 
 # From node to node.
@@ -230,12 +230,12 @@ def test_a_jobs_feed_has_what_its_bound_leaves_beside_the_request_and_its_end() 
 def test_a_job_between_effects_is_handed_over_and_goes_on_elsewhere() -> None:
     story = taken_up()
     assert story.tell(run.HandOver("n1"), after_ms=3).events == [RunHandedOver(NOW + 3, "n1")]
-    standing = run.standing(story.state)
+    standing = upkeep.standing(story.state)
     assert (standing.released, standing.due, standing.ended) == (True, {"work": NOW + 3}, False)
     assert story.tell(run.HandOver("n1")) == ([], Receipt("already"))
     assert story.effect() == run.BeginStep(1)
     assert story.tell(run.TakeOver("n2"), after_ms=2).events == [RunClaimed(NOW + 5, "n2")]
-    assert (run.standing(story.state).released, run.standing(story.state).due) == (False, {})
+    assert (upkeep.standing(story.state).released, upkeep.standing(story.state).due) == (False, {})
     assert types(story) == ["run.started"]
 
 
@@ -315,11 +315,11 @@ def test_a_key_meets_its_job_and_conflicts_with_another_request_whatever_became_
 
 def test_an_epitaph_says_whose_a_key_was_and_what_it_was_used_for() -> None:
     state = ended_job()
-    epitaph = codec.decode_run(run.epitaph(state, NOW + 9))
+    epitaph = codec.decode_run(upkeep.epitaph(state, NOW + 9))
     assert epitaph == RunErased(NOW + 9, "ann", "job", "aa")
     assert folded([epitaph]) == run.Buried(RunErased(NOW + 9, "ann", "job", "aa"))
-    assert run.epitaph(ended_job(fingerprint=""), NOW) == b""
-    assert run.epitaph(taken_up().state, NOW) == b""
+    assert upkeep.epitaph(ended_job(fingerprint=""), NOW) == b""
+    assert upkeep.epitaph(taken_up().state, NOW) == b""
 
 
 def buried(origin: Origin = "job") -> run.Buried:
@@ -352,7 +352,7 @@ def test_an_erased_run_is_asked_in_vain(command: run.Command) -> None:
 
 def test_an_erased_run_is_over_and_comes_back_from_its_snapshot() -> None:
     assert run.next_effect(buried()) is None
-    assert run.standing(buried()) == Standing(ended=True)
+    assert upkeep.standing(buried()) == Standing(ended=True)
     assert kinds.RUN.thaw(kinds.RUN.freeze(buried())) == buried()
     assert folded([RunStarted(NOW)], buried()) == buried()
     assert run.decide(buried(), run.BurnKey(), NOW) == ([], Receipt("already"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from actors import codec, kinds, run
+from actors import codec, kinds, run, upkeep
 from actors.budgets import Budget
 from actors.decider import Receipt
 from actors.errors import Problem
@@ -140,7 +140,7 @@ def test_a_replayed_log_gives_the_same_state_effect_and_standing(story: tuple[An
     again = folded(codec.decode_run(codec.encode(event)) for event in log)
     assert again == states[-1]
     assert run.next_effect(again) == run.next_effect(states[-1])
-    assert run.standing(again) == run.standing(states[-1])
+    assert upkeep.standing(again) == upkeep.standing(states[-1])
 
 
 @quick
@@ -203,7 +203,7 @@ def test_a_run_is_let_go_between_effects_only_and_until_somebody_claims_it(
         assert given_up == (isinstance(command, run.HandOver) and run.may_hand_over(before))
     hands = [event for event in log if isinstance(event, RunHandedOver | RunClaimed)]
     if isinstance(states[-1], run.Live):
-        assert run.standing(states[-1]).released == bool(hands and isinstance(hands[-1], RunHandedOver))
+        assert upkeep.standing(states[-1]).released == bool(hands and isinstance(hands[-1], RunHandedOver))
 
 
 @quick
@@ -216,7 +216,7 @@ def test_a_key_belongs_to_whoever_was_first_whatever_became_of_that(story: tuple
             decision = run.decide(state, run.ReserveKey("ann", key, RUN_ID), NOW)
             assert not decision.events
             assert isinstance(decision.answer, Receipt) == (key == first)
-        epitaph = run.epitaph(state, NOW)
+        epitaph = upkeep.epitaph(state, NOW)
         assert bool(epitaph) == (isinstance(state, run.Ended) and bool(first))
         if epitaph and isinstance(log[0], RunAccepted):
             assert codec.decode_run(epitaph) == RunErased(NOW, "ann", log[0].origin, first)

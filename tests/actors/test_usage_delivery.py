@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from actors import run
+from actors import run, upkeep
 from eventstore.memory import Memory, MemoryStore
 from eventstore.store import Caps
 from tests.actors.support import Clock, FakeModel, asking, ended, items_of, new_memory, saying, stalling, until
@@ -158,12 +158,12 @@ async def test_a_sink_that_fails_is_asked_again_with_the_same_record(*, elsewher
         await until(lambda: books.asked > 0)
         if not elsewhere:
             books.failing = False
-            clock.ahead_ms += run.ACCOUNTED_AFTER_MS + 1
+            clock.ahead_ms += upkeep.ACCOUNTED_AFTER_MS + 1
             await until(lambda: not owed(memory))
     if elsewhere:
         assert owed(memory)
         books.failing = False
-        clock.ahead_ms += run.ACCOUNTED_AFTER_MS + 3_000
+        clock.ahead_ms += upkeep.ACCOUNTED_AFTER_MS + 3_000
         async with accounted(model, memory, books, "n2"):
             await until(lambda: not owed(memory))
     assert books.said(job.id) == ["completed"]

@@ -890,6 +890,21 @@ async def until(store: Store, said: Sequence[object], count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("follower", ["one", "two"])
+@pytest.mark.parametrize("by_owner", [True, False], ids=["by its owner", "from elsewhere"])
+async def test_a_follower_hears_that_a_log_grew_that_got_no_items(
+    store: Store, house: House, follower: str, *, by_owner: bool
+) -> None:
+    other = store if follower == "one" else await house.node(follower)
+    await store.append(begin())
+    async with other.follow(RUN) as tail:
+        told = fact("f", 2, epoch=1) if by_owner else fact("f", 2)
+        assert isinstance(await store.append(told), Recorded)
+        heard = await tail.heard(10)
+        assert heard is not None
+        assert (list(heard.items), heard.ended) == ([], False)
+
+
+@pytest.mark.parametrize("follower", ["one", "two"])
 async def test_a_follower_hears_items_on_every_node(store: Store, house: House, follower: str) -> None:
     other = store if follower == "one" else await house.node(follower)
     await recorded(store, begin())

@@ -702,7 +702,7 @@ def keys(kind: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
                 name,
                 field.default_factory() if field.default is msgspec.NODEFAULT and not field.required else field.default,
             )
-            if name in {"scheduling.queue", "resources.default"}:
+            if name in {"scheduling.queue", "resources.default", "host.defaults", "host.principal"}:
                 assert inner is not None
                 yield from keys(inner, f"{name}.")
 

@@ -1,0 +1,136 @@
+"""Runs as the Host shows them: folded from their logs whenever somebody looks, and followed as they grow.
+
+Folds of small logs are kept in memory, to be continued at the next look; what is told is never older than that look.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import anyio
+
+from actors import codec, ids, upkeep, values
+from actors.events import RunAccepted
+from eventstore.store import Look, Store, Tail, Unavailable
+from projections import host_feed
+from projections.host_feed import Feed, HostEvent
+
+KEPT_MAX = 1_000
+KEPT_BYTES_MAX = 65_536
+"""Of a log whose fold is kept; a larger one may hold a large result, and is folded again."""
+RETRY_S = 0.2
+
+
+class Seen(NamedTuple):
+    """A run as one look found it."""
+
+    actor: str
+    accepted: RunAccepted
+    feed: Feed
+
+
+class Gone(Exception):
+    """The run's payload was erased while it was followed."""
+
+
+class Reading:
+    """Reads the runs of a deployment."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._folds: OrderedDict[tuple[str, str], _Fold] = OrderedDict()
+
+    async def found(self, subject: str, name: str) -> Seen | None:
+        """Look a run up: by its Host name first, then as the subject's wire run of that id (Host mapping §3).
+
+        Raises:
+            Unavailable: the store did not answer.
+            HistoryLost: it lost what it should keep.
+        """
+        named = await self._seen(subject, name, ids.run_of_host(self._store.deployment.id_key, subject, name))
+        if named is not None or not values.is_actor_id(name):
+            return named
+        other = await self._seen(subject, name, name)
+        return None if other is None or other.accepted.host is not None else other
+
+    async def events(self, seen: Seen) -> list[HostEvent]:
+        """Read all events of a run."""
+        look = await self._store.look(seen.actor)
+        return host_feed.whole(seen.feed.name, (codec.decode_run(entry.data) for entry in look.entries))[1]
+
+    async def follow(self, seen: Seen, after: int, heartbeat_s: float) -> AsyncGenerator[Sequence[HostEvent]]:
+        """Yield the events of a run after number *after* as they come, until its end; an empty batch is a heartbeat.
+
+        What is heard is a hint that the log grew, whether or not its feed did; the log is what is read.
+        An outage is a pause. Close it with `aclosing`.
+
+        Raises:
+            Gone: the run was erased meanwhile.
+            HistoryLost: the store lost what it should keep.
+        """
+        fold = _Fold(host_feed.start(seen.feed.name))
+        tail: Tail | None = None
+        async with AsyncExitStack() as stack:
+            while fold.feed.end is None:
+                try:
+                    if tail is None:
+                        tail = await stack.enter_async_context(self._store.follow(seen.actor))
+                    look = await self._store.look(seen.actor, fold.version)
+                    if look.heads.erased:
+                        raise Gone
+                    fold, events = _further(fold, look)
+                    if fresh := [event for event in events if event.sequence > after]:
+                        yield fresh
+                    if fold.feed.end is None and await tail.heard(heartbeat_s) is None:
+                        yield ()
+                except Unavailable:
+                    yield ()
+                    await anyio.sleep(RETRY_S)
+
+    async def _seen(self, subject: str, name: str, actor: str) -> Seen | None:
+        fold = self._folds.get((actor, name)) or _Fold(host_feed.start(name))
+        look = await self._store.look(actor, fold.version)
+        if look.heads.erased or look.heads.log < fold.version:
+            fold = _Fold(host_feed.start(name))
+            look = await self._store.look(actor)
+        if look.entries and not fold.version and not codec.is_of_run(look.entries[0].data):
+            return None
+        fold, _ = _further(fold, look)
+        self._keep((actor, name), fold)
+        feed, accepted = fold.feed, fold.feed.accepted
+        if look.heads.erased or accepted is None or accepted.subject != subject:
+            return None
+        kept_ms = accepted.retention_ms or upkeep.RETENTION_MS
+        if feed.end is not None and self._store.now_ms() >= feed.updated_ms + kept_ms:
+            return None
+        return Seen(actor, accepted, feed)
+
+    def _keep(self, key: tuple[str, str], fold: "_Fold") -> None:
+        if not fold.version or fold.log_bytes > KEPT_BYTES_MAX:
+            self._folds.pop(key, None)
+            return
+        self._folds[key] = fold
+        self._folds.move_to_end(key)
+        if len(self._folds) > KEPT_MAX:
+            self._folds.popitem(last=False)
+
+
+class _Fold(NamedTuple):
+    """A log as far as it was folded."""
+
+    feed: Feed
+    version: int = 0
+    log_bytes: int = 0
+
+
+def _further(fold: _Fold, look: Look) -> tuple[_Fold, list[HostEvent]]:
+    """The fold after what *look* found, and the events in it."""
+    feed, version, log_bytes = fold
+    made: list[HostEvent] = []
+    for entry in look.entries:
+        feed, more = host_feed.told(feed, codec.decode_run(entry.data))
+        made.extend(more)
+        version = entry.version
+        log_bytes += len(entry.data)
+    return _Fold(feed, version, log_bytes), made
