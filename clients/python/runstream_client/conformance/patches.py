@@ -5,7 +5,7 @@ Nothing here waits.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 Patch = Sequence[Mapping[str, Any]]
 
@@ -18,9 +18,11 @@ def generated(value: Any) -> Any:
         case {"$concat": parts}:
             return "".join(generated(part) for part in parts)
         case dict():
-            return {name: generated(inner) for name, inner in cast("dict[str, Any]", value).items()}
+            members: dict[str, Any] = value
+            return {name: generated(inner) for name, inner in members.items()}
         case list():
-            return [generated(inner) for inner in cast("list[Any]", value)]
+            items: list[Any] = value
+            return [generated(inner) for inner in items]
         case _:
             return value
 
@@ -55,7 +57,7 @@ def _put(whole: Any, pointer: str, value: Any, *, kind: str) -> None:
     if kind == "remove":
         del inside[last]
     elif kind == "add" and isinstance(inside, list):
-        items = cast("list[Any]", inside)
+        items: list[Any] = inside
         items.insert(len(items) if last == "-" else last, generated(value))
     else:
         inside[last] = generated(value)
