@@ -102,7 +102,7 @@ class Errands(Generic[T]):
         try:
             return await (self._opened(effect) if isinstance(effect, Open) else _read(effect.opened))
         except FAILURES as error:
-            raise lost_by(error, effect) from error
+            raise lost_by(error, effect, self._driver.bases) from error
 
     async def _opened(self, effect: Open) -> Opened:
         driver = self._driver

@@ -113,7 +113,7 @@ class Errands:
         try:
             return self._opened(effect) if isinstance(effect, Open) else self._read(effect.opened)
         except FAILURES as error:
-            raise lost_by(error, effect) from error
+            raise lost_by(error, effect, self._driver.bases) from error
 
     def _opened(self, effect: Open) -> Opened:
         driver = self._driver

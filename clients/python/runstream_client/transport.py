@@ -74,9 +74,9 @@ def head_of(response: httpcore.Response) -> Head:
     return Head(response.status, response.headers)
 
 
-def lost_by(error: Exception, effect: object) -> ClientError:
+def lost_by(error: Exception, effect: object, bases: tuple[str, ...]) -> ClientError:
     """What *error* means for whoever asked for *effect*."""
     why = str(error) or type(error).__name__
     if isinstance(effect, Open) and isinstance(error, _NOTHING_SENT):
-        return Unreachable("UNREACHABLE", why)
+        return Unreachable("UNREACHABLE", f"{bases[effect.node]} does not answer: {why}")
     return ConnectionLost("CONNECTION_LOST", why)

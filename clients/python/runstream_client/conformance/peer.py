@@ -9,6 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 DEADLINE_S = 20.0
+_TLS = b"\x16"
+"""How whoever wants encryption begins; this peer has none."""
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -124,9 +126,9 @@ def _request(connection: socket.socket) -> Asked | None:
     raw = b""
     while b"\r\n\r\n" not in raw:
         part = connection.recv(65_536)
-        if not part:
-            return None
         raw += part
+        if not part or raw.startswith(_TLS):
+            return None
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
