@@ -107,9 +107,7 @@ def test_a_get_takes_no_longer_than_it_may(
     assert 0.3 <= time.monotonic() - began < DEADLINE_S / 2
 
 
-def test_a_get_that_trickles_takes_no_longer_than_it_may(
-    either: Either, host: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_get_that_trickles_takes_no_longer_than_it_may(either: Either, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "GET_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dripping = threading.Thread(target=_dripped, args=(listener,), daemon=True)
