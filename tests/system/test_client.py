@@ -1,6 +1,7 @@
 """The published client against two real hosts: one is killed in the middle, and the client goes on at the other."""
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -38,8 +39,16 @@ SCRIPTS: dict[str, Any] = {
     "asking": {
         "turns": [{"text": "May I?", "tool_calls": [{"name": "sign", "arguments": {"n": 1}}]}, {"text": "done"}]
     },
+    "words": {"turns": [{"echo": True}]},
     "chatty": {"turns": [{"repeat": {"text": "x", "times": 300}}]},
+    "looking": {
+        "turns": [{"tool_calls": [{"name": "look_up", "arguments": {"query": "tides"}}]}, {"reply": "$result"}]
+    },
 }
+README = Path(__file__).parents[2] / "clients" / "python" / "README.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SAYS = ("Hello there", "stop", "up to", "three books about tides", "run.completed")
+"""What each example of the client's README prints among other things."""
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
@@ -69,15 +78,18 @@ def two() -> Iterator[Two]:
 
 
 def _settings(socket: Path, state_dir: Path) -> str:
-    grants: Any = {"providers": ("scripted",), "approve_tools": ("sign",), "jobs": ("submit", "read", "cancel")}
-    grants["application_tools"] = (ApplicationToolGrant("sign"),)
+    names = ("sign", "look_up")
+    grants: Any = {"providers": ("scripted",), "approve_tools": names, "jobs": ("submit", "read", "cancel")}
+    grants["application_tools"] = tuple(map(ApplicationToolGrant, names))
+    grants["sessions"] = ("create", "read", "continue", "delete")
     entry = tokens.toml(tokens.entry_for(token_of("app"), subject="app", **grants))
     scripts = "\n".join(f"{name} = {inline(script)}" for name, script in SCRIPTS.items())
     common = settings_text("standard", socket, state_dir)
     common = common.replace('kind = "scripted"\n', 'kind = "scripted"\naccount = "the-scripts"\n')
     common = common.replace("[providers.scripts]\n", f"[providers.scripts]\n{scripts}\n")
     asking = "approvals = { interactive = true }\napplication_tools = { enabled = true }\n"
-    return asking + "jobs = { retention_ms = 86_400_000 }\n" + common + entry
+    kept = "".join(f"{name} = {{ retention_ms = 86_400_000 }}\n" for name in ("jobs", "sessions"))
+    return asking + kept + common + entry
 
 
 def request(model: str, **more: Any) -> RunRequest:
@@ -162,6 +174,19 @@ async def test_a_job_with_people_in_it_is_worked_for_by_its_id(two: Two) -> None
             result = await client.follow(job.run_id, tools=[tool], approve=lambda _: "approve").result()
             assert (await client.approvals.pending()).approvals == ()
             assert (await client.job_events(job.id).result()).text == result.text == "done"
+
+
+@pytest.mark.repo
+async def test_the_examples_of_the_client_run(two: Two) -> None:
+    environment = os.environ | {"RUNSTREAM_URL": two.urls[1], "RUNSTREAM_TOKEN": token_of("app")}
+    examples = BLOCK.findall(README.read_text(encoding="utf-8"))
+    assert len(examples) == len(SAYS)
+    for code, says in zip(examples, SAYS, strict=True):
+        with anyio.fail_after(DEADLINE_S):
+            words = [sys.executable, "-W", "error", "-c", code]
+            done = await anyio.run_process(words, env=environment, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        assert says in done.stdout.decode()
 
 
 async def test_a_host_keeps_what_the_conformance_of_hosts_asks_for(two: Two) -> None:

@@ -53,6 +53,9 @@ def shaped(kind: type[S], value: Any) -> S:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise Unsound(str(error)) from None
+    except UnicodeEncodeError:
+        # msgspec looks up what is no plain text in UTF-8, which a lone surrogate does not have.
+        raise Unsound("a lone surrogate where it means nothing") from None
 
 
 def agreed(holds: object, otherwise: str) -> None:

@@ -98,6 +98,7 @@ def test_a_frame_may_have_exactly_the_greatest_size() -> None:
         ({"sequence": 2.0}, "INVALID_STREAM"),
         ({"sequence": True}, "INVALID_STREAM"),
         ({"sequence": 3}, "INVALID_STREAM"),
+        ({"sequence": "\ud800"}, "INVALID_STREAM"),
         ({"optional": 1}, "INVALID_STREAM"),
         ({"optional": None}, "INVALID_STREAM"),
         ({"timestamp": "0000-01-01T00:00:00Z"}, "INVALID_STREAM"),
