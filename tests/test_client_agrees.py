@@ -3,6 +3,7 @@
 Neither knows the other; what one takes and the other refuses is a mistake in one of them.
 """
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ def bent(draw: st.DrawFn) -> tuple[str, bytes]:
         if isinstance(inside, dict) and len(inside) > 1 and draw(st.booleans()):
             del inside[key]
         else:
-            inside[key] = draw(st.sampled_from(ODD))
+            inside[key] = copy.deepcopy(draw(st.sampled_from(ODD)))
         if not all(isinstance(event, dict) and event for event in events):
             break
     return name, b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)

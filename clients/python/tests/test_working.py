@@ -43,6 +43,16 @@ def tool(function: Any) -> Tool:
     return Tool(name="look", description="Look it up.", input_schema={"type": "object"}, function=function)
 
 
+def noting(seen: list[Any], answer: Any) -> Any:
+    """A function that notes what it was given."""
+
+    def noted(argument: Any) -> Any:
+        seen.append(argument)
+        return answer
+
+    return noted
+
+
 def awaited(either: Either, function: Any) -> Any:
     """*function* as the client's users write it."""
     if either.kind is Client:
@@ -58,7 +68,7 @@ def test_a_ticket_is_executed_once_and_its_result_handed_in(either: Either, host
     seen: list[Any] = []
     host.answering(stream(numbered(STARTED, TICKETED, DONE, COMPLETED)), answer(RECEIPT))
     with either.client(host.url) as client:
-        look = awaited(either, lambda arguments: seen.append(arguments) or {"found": 3})
+        look = awaited(either, noting(seen, {"found": 3}))
         told, error = either.read(client.work(REQUEST, tools=[tool(look)]))
     assert (error, len(told), seen) == (None, 4, [CALL["arguments"]])
     sent, result = host.asked
@@ -86,9 +96,9 @@ def test_somebody_is_asked_about_the_exact_call(either: Either, host: Peer, deci
     host.answering(stream(numbered(STARTED, ASKS, COMPLETED)), answer(RESOLVED | {"outcome": outcomes.get(decision)}))
     with either.client(host.url) as client:
         calls: list[Any] = []
-        approve = awaited(either, lambda approval: calls.append(approval.call.arguments) or decision)
+        approve = awaited(either, noting(calls, decision))
         told, error = either.read(client.work(REQUEST | REVIEWED, approve=approve))
-    assert (error, len(told), calls) == (None, 3, [CALL["arguments"]])
+    assert (error, len(told), [one.call.arguments for one in calls]) == (None, 3, [CALL["arguments"]])
     assert [one.path for one in host.asked[1:]] == (["/v1/approvals/decisions"] if decision else [])
     if decision:
         assert b'"call":{"id":"c-1","name":"look","arguments":{"query":"tides"}}' in host.asked[1].body
@@ -102,7 +112,7 @@ def test_an_answer_whose_receipt_was_lost_is_sent_again_where_the_run_outlives_i
     other.answering(refusal("TOOL_EXECUTION_NOT_FOUND", 404), Reply(head=b""))
     calls: list[Any] = []
     with either.client(host.url, other.url) as client:
-        look = awaited(either, lambda arguments: calls.append(arguments) or 1)
+        look = awaited(either, noting(calls, 1))
         events, error = either.read(client.work(RESUMED, tools=[tool(look)]))
     assert (error, [event.raw for event in events], len(calls)) == (None, told, 1)
     assert host.asked[1].body == other.asked[0].body
@@ -137,8 +147,8 @@ def test_what_was_settled_before_is_not_done_again_by_whoever_joins_a_run(either
     host.answering(answer(history), stream(told, dated=True), answer(receipt))
     calls: list[Any] = []
     with either.client(host.url) as client:
-        look = awaited(either, lambda arguments: calls.append(arguments) or 1)
-        approve = awaited(either, lambda approval: calls.append(approval) or "approve")
+        look = awaited(either, noting(calls, 1))
+        approve = awaited(either, noting(calls, "approve"))
         events, error = either.read(client.follow(RUN_ID, tools=[tool(look)], approve=approve))
     assert (error, [event.raw for event in events], len(calls)) == (None, told, 1)
     assert b'"executionId":"ex-2"' in host.asked[2].body
