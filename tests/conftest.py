@@ -26,6 +26,7 @@ EXHAUSTIVE = (
     "runstream/test_settings.py",
     "simulation/",
     "system/test_chaos.py",
+    "system/test_client.py",
     "system/test_jobs_soak.py",
 )
 """What tries rules in every way there is: it says nothing about how the program was packed."""

@@ -23,7 +23,8 @@ class Either:
 
     @contextmanager
     def client(self, *urls: str, **options: Any) -> Generator[Any]:
-        made = self.kind(list(urls), token=TOKEN, **{"patience": QUICK} | options)
+        given: dict[str, Any] = {"patience": QUICK, **options}
+        made = self.kind(list(urls), token=TOKEN, **given)
         try:
             yield made
         finally:

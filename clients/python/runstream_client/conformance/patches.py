@@ -4,8 +4,8 @@ Nothing here waits.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from typing import Any, cast
 
 Patch = Sequence[Mapping[str, Any]]
 
@@ -18,11 +18,9 @@ def generated(value: Any) -> Any:
         case {"$concat": parts}:
             return "".join(generated(part) for part in parts)
         case dict():
-            members: dict[str, Any] = value
-            return {name: generated(inner) for name, inner in members.items()}
+            return {name: generated(inner) for name, inner in cast("dict[str, Any]", value).items()}
         case list():
-            items: list[Any] = value
-            return [generated(inner) for inner in items]
+            return [generated(inner) for inner in cast("Iterable[Any]", value)]
         case _:
             return value
 
@@ -57,7 +55,7 @@ def _put(whole: Any, pointer: str, value: Any, *, kind: str) -> None:
     if kind == "remove":
         del inside[last]
     elif kind == "add" and isinstance(inside, list):
-        items: list[Any] = inside
+        items = cast("MutableSequence[Any]", inside)
         items.insert(len(items) if last == "-" else last, generated(value))
     else:
         inside[last] = generated(value)

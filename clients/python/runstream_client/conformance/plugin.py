@@ -41,4 +41,4 @@ def target(pytestconfig: pytest.Config) -> Target:
     token = option("--token") or os.environ.get("RUNSTREAM_TOKEN", "")
     if not token:
         pytest.exit("--host needs --token or RUNSTREAM_TOKEN", returncode=2)
-    return Target(option("--host"), token, option("--provider"), option("--model"))
+    return Target(str(option("--host")), token, option("--provider"), option("--model"))
