@@ -22,7 +22,7 @@ CLOSE_S = 1.0
 class Driver:
     """Sends what flows ask for; tasks may share it."""
 
-    def __init__(self, bases: tuple[str, ...], token: Token, tls: ssl.SSLContext) -> None:
+    def __init__(self, bases: tuple[str, ...], token: Token, tls: ssl.SSLContext | None) -> None:
         self.bases = bases
         self.token = token
         self.closed = False

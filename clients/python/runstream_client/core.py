@@ -45,7 +45,7 @@ class Options(NamedTuple):
 
     bases: tuple[str, ...]
     token: Token
-    tls: ssl.SSLContext
+    tls: ssl.SSLContext | None
     patience: Patience
     silence_s: float | None
     chance: Chance
@@ -65,7 +65,8 @@ def options_of(
     """
     if isinstance(token, str):
         checked_token(token)
-    return Options(bases_of(urls), token, tls_of(tls), patience, silence_s, random.random)
+    bases = bases_of(urls)
+    return Options(bases, token, tls_of(tls, bases), patience, silence_s, random.random)
 
 
 class Core:

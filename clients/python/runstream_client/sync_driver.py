@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Driver:
     """Sends what flows ask for; threads may share it."""
 
-    def __init__(self, bases: tuple[str, ...], token: Token, tls: ssl.SSLContext) -> None:
+    def __init__(self, bases: tuple[str, ...], token: Token, tls: ssl.SSLContext | None) -> None:
         self.bases = bases
         self.token = token
         self.closed = False

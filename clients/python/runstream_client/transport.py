@@ -31,20 +31,20 @@ FAILURES = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolE
 """What a driver turns into an error of this package; a timeout of its own is an `OSError` too."""
 
 
-def tls_of(tls: ssl.SSLContext | None) -> ssl.SSLContext:
-    """The context for https: *tls*, which may trust an authority of its own, or the system's.
+def tls_of(tls: ssl.SSLContext | None, bases: tuple[str, ...]) -> ssl.SSLContext | None:
+    """The context for https: *tls*, which may trust an authority of its own, or the system's; none where none is needed.
 
     Raises:
         Misuse: it would let anybody pass for the host.
     """
     if tls is None:
-        return ssl.create_default_context()
+        return ssl.create_default_context() if any(base.startswith("https:") for base in bases) else None
     if tls.verify_mode is not ssl.CERT_REQUIRED or not tls.check_hostname:
         raise Misuse("INSECURE_TRANSPORT", "certificates and names of hosts are always verified")
     return tls
 
 
-def pool_options(tls: ssl.SSLContext) -> dict[str, Any]:
+def pool_options(tls: ssl.SSLContext | None) -> dict[str, Any]:
     """How either pool of connections is made."""
     return {
         "ssl_context": tls,
