@@ -1,4 +1,4 @@
-"""The client that awaits; the same calls as `client`, under asyncio or trio."""
+"""The client that awaits; the same calls as `client`."""
 
 import contextlib
 import ssl
@@ -71,7 +71,7 @@ class AsyncEventStream(AsyncIterator[RunEvent]):
     async def close(self) -> None:
         """Close the connection, from any task; a run without `resume` is cancelled by that."""
         self._closed = True
-        await self._errands.close()
+        await self._errands.cut()
         with contextlib.suppress(RuntimeError):  # another task reads, and hears of it there
             await self._running.aclose()
 

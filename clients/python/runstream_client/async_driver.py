@@ -1,4 +1,4 @@
-"""Runs flows in a task of the caller, over httpcore's asynchronous pool; under asyncio or trio."""
+"""Runs flows in a task of the caller, over httpcore's asynchronous pool."""
 
 import contextlib
 import inspect
@@ -49,6 +49,7 @@ class Errands(Generic[T]):
         self._driver = driver
         self._flow = flow
         self._open: list[Opened] = []
+        self._cut = False
         self.value: T
         """What the flow returned."""
 
@@ -74,29 +75,40 @@ class Errands(Generic[T]):
         finally:
             await self.close()
 
+    async def cut(self) -> None:
+        """Let a read in another task end; nothing is begun afterwards."""
+        self._cut = True
+        await self.close()
+
     async def close(self) -> None:
         """Leave all answers; what has not ended takes its connection with it."""
         while self._open:
             await _left(self._open.pop())
 
     async def _done(self, effect: Effect) -> Any:
-        if self._driver.closed and not isinstance(effect, Close):
-            raise Misuse("CLIENT_CLOSED", "the client was closed")
+        self._check_open()
         match effect:
             case Sleep(seconds):
                 await anyio.sleep(seconds)
+                self._check_open()
             case Perform(function, arguments):
                 found = function(*arguments)
                 return await found if inspect.isawaitable(found) else found
             case Limit(opened, seconds):
                 opened.deadline_s = anyio.current_time() + seconds
             case Close(opened):
-                await self._closed(opened)
+                await self._left(opened)
             case Open() | Read():
                 return await self._asked(effect)
             case Deliver():
                 raise AssertionError("is yielded")
         return None
+
+    def _check_open(self) -> None:
+        if self._driver.closed:
+            raise Misuse("CLIENT_CLOSED", "the client was closed")
+        if self._cut:
+            raise Misuse("STREAM_CLOSED", "the stream was closed")
 
     async def _asked(self, effect: Open | Read) -> Opened | bytes:
         try:
@@ -114,7 +126,7 @@ class Errands(Generic[T]):
         self._open.append(opened)
         return opened
 
-    async def _closed(self, opened: Opened) -> None:
+    async def _left(self, opened: Opened) -> None:
         if opened in self._open:
             self._open.remove(opened)
             await _left(opened)

@@ -5,6 +5,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -26,12 +27,15 @@ class Driver:
         self.bases = bases
         self.token = token
         self.closed = False
+        self.running: weakref.WeakSet[Errands] = weakref.WeakSet()
         self._limits = _Limits()
         self.pool = httpcore.ConnectionPool(network_backend=self._limits, **pool_options(tls))
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections, also those that other threads read."""
         self.closed = True
+        for errands in list(self.running):
+            errands.cut()
         self.pool.close()
 
     def ask(self, flow: Flow[T]) -> T:
@@ -56,6 +60,8 @@ class Errands:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._open: list[Opened] = []
+        self._cut = threading.Event()
+        driver.running.add(self)
 
     def run(self, flow: Flow[T]) -> Generator[Any, None, T]:
         """Yield what *flow* delivers; whenever this ends, nothing stays open."""
@@ -85,29 +91,36 @@ class Errands:
             _left(self._open.pop())
 
     def cut(self) -> None:
-        """Let a read in another thread end."""
+        """Let a read or a pause in another thread end; nothing is begun afterwards."""
+        self._cut.set()
         for opened in list(self._open):
             found = opened.handle[0].extensions["network_stream"].get_extra_info("socket")
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
 
     def _done(self, effect: Effect) -> Any:
-        if self._driver.closed and not isinstance(effect, Close):
-            raise Misuse("CLIENT_CLOSED", "the client was closed")
+        self._check_open()
         match effect:
             case Sleep(seconds):
-                return time.sleep(seconds)
+                self._cut.wait(seconds)
+                self._check_open()
             case Perform(function, arguments):
                 return function(*arguments)
             case Limit(opened, seconds):
                 opened.deadline_s = time.monotonic() + seconds
             case Close(opened):
-                self._closed(opened)
+                self._left(opened)
             case Open() | Read():
                 return self._asked(effect)
             case Deliver():
                 raise AssertionError("is yielded")
         return None
+
+    def _check_open(self) -> None:
+        if self._driver.closed:
+            raise Misuse("CLIENT_CLOSED", "the client was closed")
+        if self._cut.is_set():
+            raise Misuse("STREAM_CLOSED", "the stream was closed")
 
     def _asked(self, effect: Open | Read) -> Opened | bytes:
         try:
@@ -130,7 +143,7 @@ class Errands:
             part: bytes = next(opened.handle[1], b"")
             return part
 
-    def _closed(self, opened: Opened) -> None:
+    def _left(self, opened: Opened) -> None:
         if opened in self._open:
             self._open.remove(opened)
             _left(opened)

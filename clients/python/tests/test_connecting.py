@@ -14,7 +14,7 @@ from runstream_client import AsyncClient, Client, ClientError, ConnectionLost, M
 from runstream_client.conformance.peer import DEADLINE_S, Peer, Reply, events, json_of
 
 from .conftest import TOKEN, Either
-from .telling import COMPLETED, REQUEST, RUN, STARTED, answer, delta, framed, numbered, refusal, stream
+from .telling import COMPLETED, REQUEST, RESUMED, RUN, STARTED, answer, delta, framed, numbered, refusal, stream
 
 PROTOCOL = {"protocol": "agenticdriver", "version": "1.0", "supportedVersions": ["1.0"], "features": []}
 HEAD = b"HTTP/1.1 200 OK\r\nAgenticDriver-Version: 1.0\r\nContent-Type: application/json\r\n"
@@ -197,11 +197,13 @@ def test_closing_the_stream_closes_the_connection(either: Either, host: Peer) ->
         assert host.left.wait(DEADLINE_S)
 
 
-def test_a_stream_is_closed_from_another_thread_while_it_is_read(host: Peer) -> None:
-    host.answering(stream(RUN[:1], ending="hold"))
+@pytest.mark.parametrize(("request_of", "closed"), [(REQUEST, False), (RESUMED, False), (REQUEST, True)])
+def test_a_stream_that_is_read_is_ended_from_another_thread(host: Peer, request_of: Any, *, closed: bool) -> None:
+    """By closing it, or its client; one that could be continued is not."""
+    host.answering(stream(RUN[:1], ending="hold"), stream(RUN))
     errors: list[ClientError] = []
     with Client(host.url, token=TOKEN) as client:
-        reading = client.stream(REQUEST)
+        reading = client.stream(request_of)
         next(reading)
 
         def read() -> None:
@@ -214,10 +216,30 @@ def test_a_stream_is_closed_from_another_thread_while_it_is_read(host: Peer) -> 
         thread.start()
         while not reading._running.gi_running:  # type: ignore[attr-defined]
             time.sleep(0.001)
-        reading.close()
+        (client if closed else reading).close()
         thread.join(DEADLINE_S)
-    assert [error.code for error in errors] == ["STREAM_CLOSED"]
+    assert not thread.is_alive()
     assert host.left.wait(DEADLINE_S)
+    assert len(host.asked) == 1
+    assert [error.code for error in errors] == ["INCOMPLETE_STREAM" if closed else "STREAM_CLOSED"]
+
+
+def test_a_stream_that_is_read_is_ended_from_another_task(host: Peer, portal: BlockingPortal) -> None:
+    host.answering(stream(RUN[:1], ending="hold"), stream(RUN))
+
+    async def ended() -> str:
+        async with AsyncClient(host.url, token=TOKEN) as client, anyio.create_task_group() as tasks:
+            reading = client.stream(RESUMED)
+            await anext(reading)
+            tasks.start_soon(reading.close)
+            try:
+                await anext(reading)
+            except ClientError as error:
+                return error.code
+        return "nothing"
+
+    assert portal.call(ended) == "STREAM_CLOSED"
+    assert len(host.asked) == 1
 
 
 def test_a_task_that_is_cancelled_closes_the_connection(host: Peer, portal: BlockingPortal) -> None:
