@@ -155,8 +155,8 @@ async def test_streams_whose_host_is_killed_go_on_at_the_other_without_a_gap_or_
 async def test_the_events_of_a_job_come_to_their_end_whichever_hosts_are_left(two: Two) -> None:
     with anyio.fail_after(DEADLINE_S):
         async with AsyncClient(two.urls, token=token_of("app")) as client:
-            job = await client.jobs.submit("night-1", request("chatty"))
-            assert (await client.jobs.submit("night-1", request("chatty"))).id == job.id
+            job = await client.jobs.submit("chatty-1", request("chatty"))
+            assert (await client.jobs.submit("chatty-1", request("chatty"))).id == job.id
             stream = client.job_events(job.id)
             events = [event async for event in stream]
             result = await stream.result()
