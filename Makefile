@@ -133,7 +133,7 @@ twin: $(INSTALLED)
 cov: $(INSTALLED)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
-	cd $(CLIENT) && ../../$(BIN)/coverage run --rcfile=../../pyproject.toml --data-file=../../.coverage --source=runstream_client -m pytest tests runstream_client/conformance
+	cd $(CLIENT) && ../../$(BIN)/coverage run --rcfile=../../pyproject.toml --data-file=../../.coverage --source=runstream_client -m pytest -p runstream_client.conformance.plugin tests runstream_client/conformance
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
