@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections import deque
@@ -37,14 +38,15 @@ class Asked(NamedTuple):
 class Peer:
     """Answers requests with *replies*, in their order, and notes what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.replies: deque[Reply] = deque()
         self.asked: list[Asked] = []
         self.left = threading.Event()
         """Set once a client has left an answer that was held."""
         self._ending = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def answering(self, *replies: Reply) -> None:
         """Forget what was, and answer with *replies* from now on."""
@@ -68,15 +70,16 @@ class Peer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _served(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            connection.settimeout(DEADLINE_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = _request(connection)
-            if request is None:
-                return
-            self.asked.append(request)
-            self._answered(connection, self.replies.popleft() if self.replies else Reply(status=500))
+    def _served(self, raw: socket.socket) -> None:
+        with raw, contextlib.suppress(OSError):
+            raw.settimeout(DEADLINE_S)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._tls.wrap_socket(raw, server_side=True) if self._tls else raw as connection:
+                request = _request(connection)
+                if request is None:
+                    return
+                self.asked.append(request)
+                self._answered(connection, self.replies.popleft() if self.replies else Reply(status=500))
 
     def _answered(self, connection: socket.socket, reply: Reply) -> None:
         connection.sendall(_head(reply) if reply.head is None else reply.head)
@@ -101,9 +104,9 @@ class Peer:
 
 
 @contextlib.contextmanager
-def peer() -> Generator[Peer]:
+def peer(tls: ssl.SSLContext | None = None) -> Generator[Peer]:
     """Run a peer beside the block."""
-    made = Peer()
+    made = Peer(tls)
     thread = threading.Thread(target=made.serve, daemon=True)
     thread.start()
     try:
