@@ -19,6 +19,14 @@ Hook: TypeAlias = Callable[[RunEvent], Flow[None]]
 _NO_CONTENT = 204
 
 
+class _Unanswered(Exception):
+    """What an event asked for could not be done."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Line(NamedTuple):
     """What a stream needs of its client."""
 
@@ -73,9 +81,11 @@ class Stream:
                 if not self._goes_on(error) or failures > self._line.patience.attempts:
                     raise
                 self._lost = True
+                self._line.nodes.leave(node)
                 if not self._follows(error):
                     yield Sleep(self._line.patience.pause_s(failures, self._line.chance(), self.reader.retry_ms))
-            self._line.nodes.leave(node)
+            except _Unanswered as unanswered:
+                raise unanswered.error from None
 
     def _connection(self) -> Flow[None]:
         """Deliver what one connection brings."""
@@ -97,8 +107,16 @@ class Stream:
                 if event.ends:
                     yield Close(opened)
                 yield Deliver(event)
-                if self._line.hook is not None:
-                    yield from self._line.hook(event)
+                yield from self._answered(event)
+
+    def _answered(self, event: RunEvent) -> Flow[None]:
+        """Do what the event asks for; where that fails, the stream is not to blame, and to go on reading is no cure."""
+        if self._line.hook is None:
+            return
+        try:
+            yield from self._line.hook(event)
+        except ClientError as error:
+            raise _Unanswered(error) from error
 
     def _exchange(self) -> Exchange:
         run_id = self.reader.rules.run_id

@@ -27,16 +27,24 @@ class Driver:
         self.bases = bases
         self.token = token
         self.closed = False
-        self.running: weakref.WeakSet[Errands] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Errands] = weakref.WeakSet()
+        self._joining = threading.Lock()
         self._limits = _Limits()
         self.pool = httpcore.ConnectionPool(network_backend=self._limits, **pool_options(tls))
 
     def close(self) -> None:
         """End all connections, also those that other threads read."""
         self.closed = True
-        for errands in list(self.running):
+        with self._joining:
+            running = list(self._running)
+        for errands in running:
             errands.cut()
         self.pool.close()
+
+    def join(self, errands: "Errands") -> None:
+        """Remember *errands*, which end when the client is closed."""
+        with self._joining:
+            self._running.add(errands)
 
     def ask(self, flow: Flow[T]) -> T:
         """Run a flow that delivers nothing on the way."""
@@ -61,7 +69,7 @@ class Errands:
         self._driver = driver
         self._open: list[Opened] = []
         self._cut = threading.Event()
-        driver.running.add(self)
+        driver.join(self)
 
     def run(self, flow: Flow[T]) -> Generator[Any, None, T]:
         """Yield what *flow* delivers; whenever this ends, nothing stays open."""

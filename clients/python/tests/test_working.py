@@ -9,7 +9,7 @@ import pytest
 from runstream_client import AsyncClient, AsyncEventStream, Client, EventStream, Misuse, Refused, Tool
 from runstream_client.conformance.peer import Peer, Reply, json_of
 
-from .conftest import Either
+from .conftest import QUICK, Either
 from .telling import (
     APPROVAL,
     CALL,
@@ -117,6 +117,23 @@ def test_an_answer_whose_receipt_was_lost_is_sent_again_where_the_run_outlives_i
     assert (error, [event.raw for event in events], len(calls)) == (None, told, 1)
     assert host.asked[1].body == other.asked[0].body
     assert other.asked[0].path == "/v1/tool-executions/results"
+
+
+def test_an_answer_that_nobody_takes_is_told_and_the_run_is_not_read_on(either: Either, host: Peer) -> None:
+    told = numbered(STARTED, TICKETED, DONE, COMPLETED)
+    host.answering(stream(told[:2]), *[Reply(head=b"")] * (1 + QUICK.attempts), stream(told[2:]))
+    with either.client(host.url) as client:
+        events, error = either.read(client.work(RESUMED, tools=[tool(awaited(either, lambda _: 1))]))
+    assert ([event.raw for event in events], error and error.code) == (told[:2], "CONNECTION_LOST")
+    assert [one.path for one in host.asked[1:]] == ["/v1/tool-executions/results"] * (1 + QUICK.attempts)
+
+
+def test_a_node_that_answers_is_asked_again(either: Either, host: Peer, other: Peer) -> None:
+    host.answering(stream(RUN), stream(RUN))
+    with either.client(host.url, other.url) as client:
+        assert either.read(client.stream(RESUMED))[1] is None
+        assert either.read(client.stream(RESUMED))[1] is None
+    assert other.asked == []
 
 
 def test_without_resume_an_answer_is_sent_once(either: Either, host: Peer) -> None:
