@@ -4,20 +4,21 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import anyio
 import msgspec
 from anyio.streams.text import TextReceiveStream
+from runstream_client import ApprovalRequested, AsyncClient, RunCancelled, RunCompleted, RunRequest, TicketCall
+from runstream_client import RunFailed as RunEndedFailed
 
 from eventstore import keys
 from eventstore.local import private_server
 from eventstore.socket_link import open_link
 from runstream import tokens
-from runstream.client import Remote, Unreachable, posted, remote_events
 from runstream.output import Output
 from runstream.running import RunFailed
 from runstream.settings import Settings
@@ -35,7 +36,7 @@ SCRIPTS = {
         ]
     }
 }
-DOCUMENT = {
+DOCUMENT: RunRequest = {
     "provider": "scripted",
     "model": "careful",
     "input": "Tell everybody about the lift.",
@@ -48,7 +49,8 @@ Answer = Literal["approve", "deny"]
 
 class _Node(NamedTuple):
     name: str
-    remote: Remote
+    url: str
+    token: str
 
 
 async def demo_approval(answer: Answer | None, state_dir: Path | None, output: Output, program: str) -> None:
@@ -64,7 +66,7 @@ async def demo_approval(answer: Answer | None, state_dir: Path | None, output: O
         text = _settings(server.socket, token)
         async with _served("A", folder, text, token) as one, _served("B", folder, text, token) as two:
             for node in (one, two):
-                await output.line(f"node {node.name} ready at {node.remote.url}")
+                await output.line(f"node {node.name} ready at {node.url}")
             await output.line("\nThe run goes to node A, the decision to node B; neither is told of the other.\n")
             await output.line(f"node  {EVENT_HEADER}")
             run_id, result = await _shown(one, two, answer, output)
@@ -82,32 +84,36 @@ async def demo_approval(answer: Answer | None, state_dir: Path | None, output: O
 async def _shown(one: _Node, two: _Node, answer: Answer | None, output: Output) -> tuple[str, str]:
     """Follow the run on one node and decide through the other; the run's id and what it came to."""
     denied = False
-    async for data in remote_events(one.remote, DOCUMENT):
-        event = msgspec.json.decode(data)
-        await output.line(f"{one.name:<4}  {event_line(event)}")
-        match event:
-            case {"type": "approval.requested", "approval": approval}:
-                decision = await _decided(approval, answer, output)
-                denied = decision == "deny"
-                receipt = await posted(two.remote, "/v1/approvals/decisions", _decision(approval, decision))
-                told = f"receipt: {receipt['outcome']} at {receipt['decidedAt']}"
-                await output.line(f"{two.name:<4}  {'':>5}  {'':<12}  {'(decision)':<24}  {told}")
-            case {"type": "run.completed", "runId": run_id, "result": {"text": text}}:
-                return run_id, text
-            case {"type": "run.failed" | "run.cancelled", "runId": run_id, "error": problem}:
-                if not denied:
-                    raise RunFailed(problem_line(problem))
-                return run_id, problem_line(problem)
-            case _:
-                pass
-    raise Unreachable("INCOMPLETE_STREAM: the connection ended before the run did")
+    async with (
+        AsyncClient(one.url, token=one.token) as first,
+        AsyncClient(two.url, token=two.token) as second,
+        first.stream(DOCUMENT) as stream,
+    ):
+        async for event in stream:
+            await output.line(f"{one.name:<4}  {event_line(event.raw)}")
+            match event:
+                case ApprovalRequested(approval=approval):
+                    decision = await _decided(approval.call, answer, output)
+                    denied = decision == "deny"
+                    receipt = await second.approvals.decide(approval, decision)
+                    told = f"receipt: {receipt.outcome} at {receipt.decided_at}"
+                    await output.line(f"{two.name:<4}  {'':>5}  {'':<12}  {'(decision)':<24}  {told}")
+                case RunCompleted(run_id=run_id, result=result):
+                    return run_id, result.text
+                case RunEndedFailed(run_id=run_id) | RunCancelled(run_id=run_id):
+                    told = problem_line(event.raw["error"])
+                    if not denied:
+                        raise RunFailed(told)
+                    return run_id, told
+                case _:
+                    pass
+    raise RunFailed("INCOMPLETE_STREAM: the connection ended before the run did")
 
 
-async def _decided(approval: Mapping[str, Any], answer: Answer | None, output: Output) -> Answer:
+async def _decided(call: TicketCall, answer: Answer | None, output: Output) -> Answer:
     """Show the exact call, and take the answer of the person at the terminal where none was given."""
-    call = approval["call"]
-    await output.line(f"\n      The model wants to call {neutral(call['name'], keep='')} with")
-    for line in json.dumps(call["arguments"], indent=2, ensure_ascii=False).splitlines():
+    await output.line(f"\n      The model wants to call {neutral(call.name, keep='')} with")
+    for line in json.dumps(call.arguments, indent=2, ensure_ascii=False).splitlines():
         await output.line(f"        {neutral(line, keep='')}")
     if answer is not None or not sys.stdin.isatty():
         why = "as you said" if answer else "since nobody can be asked here (--no denies)"
@@ -125,15 +131,6 @@ async def _decided(approval: Mapping[str, Any], answer: Answer | None, output: O
                 return "deny"
             case _:
                 pass
-
-
-def _decision(approval: Mapping[str, Any], decision: Answer) -> dict[str, Any]:
-    return {
-        "approvalId": approval["approvalId"],
-        "runId": approval["runId"],
-        "call": approval["call"],
-        "decision": decision,
-    }
 
 
 def _settings(socket: Path, token: str) -> str:
@@ -178,7 +175,7 @@ async def _served(name: str, folder: Path, settings: str, token: str) -> AsyncGe
         words, stderr=None, stdin=subprocess.DEVNULL, start_new_session=True
     ) as process:
         try:
-            yield _Node(name, Remote(await _address(process), token))
+            yield _Node(name, await _address(process), token)
         finally:
             with anyio.CancelScope(shield=True):
                 if process.returncode is None:
@@ -196,5 +193,5 @@ async def _address(process: anyio.abc.Process) -> str:
                 if "\n" in told:
                     break
     if not told.startswith("listening on "):
-        raise Unreachable("a host of the demonstration did not start; what it said is above")
+        raise RunFailed("a host of the demonstration did not start; what it said is above")
     return told.removeprefix("listening on ").strip()

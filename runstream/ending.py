@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from runstream_client import ClientError
+
 from actors.errors import Refused
 from api.grants import InvalidPolicy
 from api.server import NotServed
 from eventstore.link import ConnectionLost, ReplyError, Unfit
 from eventstore.local import LocalServerError
 from eventstore.store import HistoryLost, Unavailable
-from runstream.client import Unreachable
 from runstream.running import RunFailed
 from runstream.settings import SettingsError
 from runstream.tables import neutral, problem_line
@@ -41,7 +42,9 @@ def ending_of(error: BaseException) -> Ending | None:
             return Ending(FAILED, [problem_line({"code": problem.code, "message": problem.message})])
         case InvalidPolicy() | ToolError() | NotServed() | LocalServerError() | Unfit() | ReplyError():
             return Ending(UNUSABLE, [_said(error)])
-        case RunFailed() | Unreachable() | HistoryLost():
+        case ClientError(code=code, message=message, outcome=outcome):
+            return Ending(FAILED, [problem_line({"code": code, "message": message, "outcome": outcome})])
+        case RunFailed() | HistoryLost():
             return Ending(FAILED, [_said(error)])
         case Unavailable() | ConnectionLost():
             return Ending(FAILED, [f"Redis does not answer: {_said(error)}"])

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from projections.wire_feed import numbered
-from runstream.client import Unreachable, remote_events
+from runstream.client import remote_events
 from runstream.host import Host
 from runstream.output import Output
 from runstream.tables import event_line, problem_line
@@ -68,7 +68,7 @@ async def run(events: Events, output: Output, show: Show, started: Callable[[str
         case {"type": "run.failed" | "run.cancelled", "error": problem}:
             raise RunFailed(problem_line(problem))
         case _:
-            raise Unreachable("INCOMPLETE_STREAM: the connection ended before the run did")
+            raise RunFailed("INCOMPLETE_STREAM: the connection ended before the run did")
 
 
 async def _shown(event: Mapping[str, Any], data: bytes, output: Output, show: Show) -> None:

@@ -1,0 +1,146 @@
+"""Runs flows in a task of the caller, over httpcore's asynchronous pool."""
+
+import contextlib
+import inspect
+import ssl
+from collections.abc import AsyncGenerator
+from typing import Any, Generic, TypeVar
+
+import anyio
+import httpcore
+
+from runstream_client.errors import Misuse
+from runstream_client.flows import Close, Deliver, Effect, Flow, Limit, Open, Opened, Perform, Read, Sleep
+from runstream_client.transport import FAILURES, head_of, lost_by, pool_options, request_of
+from runstream_client.wire import Token
+
+T = TypeVar("T")
+CLOSE_S = 1.0
+"""How long leaving an answer may take."""
+
+
+class Driver:
+    """Sends what flows ask for; tasks may share it."""
+
+    def __init__(self, bases: tuple[str, ...], token: Token, tls: ssl.SSLContext | None) -> None:
+        self.bases = bases
+        self.token = token
+        self.closed = False
+        self.pool = httpcore.AsyncConnectionPool(**pool_options(tls))
+
+    async def close(self) -> None:
+        """End all connections."""
+        self.closed = True
+        await self.pool.aclose()
+
+    async def ask(self, flow: Flow[T]) -> T:
+        """Run a flow that delivers nothing on the way."""
+        errands: Errands[T] = Errands(self, flow)
+        async with contextlib.aclosing(errands.run()) as running:
+            async for _ in running:
+                pass
+        return errands.value
+
+
+class Errands(Generic[T]):
+    """Runs one flow, and holds the answers that it has open."""
+
+    def __init__(self, driver: Driver, flow: Flow[T]) -> None:
+        self._driver = driver
+        self._flow = flow
+        self._open: list[Opened] = []
+        self._cut = False
+        self.value: T
+        """What the flow returned."""
+
+    async def run(self) -> AsyncGenerator[Any]:
+        """Yield what the flow delivers; whenever this ends, nothing stays open."""
+        outcome: Any = None
+        failure: Exception | None = None
+        try:
+            while True:
+                try:
+                    effect = self._flow.send(outcome) if failure is None else self._flow.throw(failure)
+                except StopIteration as end:
+                    self.value = end.value
+                    return
+                outcome, failure = None, None
+                if isinstance(effect, Deliver):
+                    yield effect.item
+                    continue
+                try:
+                    outcome = await self._done(effect)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the flow decides
+                    failure = error
+        finally:
+            await self.close()
+
+    async def cut(self) -> None:
+        """Let a read in another task end; nothing is begun afterwards."""
+        self._cut = True
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave all answers; what has not ended takes its connection with it."""
+        while self._open:
+            await _left(self._open.pop())
+
+    async def _done(self, effect: Effect) -> Any:
+        self._check_open()
+        match effect:
+            case Sleep(seconds):
+                await anyio.sleep(seconds)
+                self._check_open()
+            case Perform(function, arguments):
+                found = function(*arguments)
+                return await found if inspect.isawaitable(found) else found
+            case Limit(opened, seconds):
+                opened.deadline_s = anyio.current_time() + seconds
+            case Close(opened):
+                await self._left(opened)
+            case Open() | Read():
+                return await self._asked(effect)
+            case Deliver():
+                raise AssertionError("is yielded")
+        return None
+
+    def _check_open(self) -> None:
+        if self._driver.closed:
+            raise Misuse("CLIENT_CLOSED", "the client was closed")
+        if self._cut:
+            raise Misuse("STREAM_CLOSED", "the stream was closed")
+
+    async def _asked(self, effect: Open | Read) -> Opened | bytes:
+        try:
+            return await (self._opened(effect) if isinstance(effect, Open) else _read(effect.opened))
+        except FAILURES as error:
+            raise lost_by(error, effect, self._driver.bases) from error
+
+    async def _opened(self, effect: Open) -> Opened:
+        driver = self._driver
+        within_s = effect.exchange.within_s
+        deadline_s = None if within_s is None else anyio.current_time() + within_s
+        with anyio.fail_after(within_s):
+            response = await driver.pool.handle_async_request(request_of(driver.bases, driver.token, effect))
+        opened = Opened(head_of(response), (response, response.aiter_stream()), deadline_s)
+        self._open.append(opened)
+        return opened
+
+    async def _left(self, opened: Opened) -> None:
+        if opened in self._open:
+            self._open.remove(opened)
+            await _left(opened)
+
+
+async def _read(opened: Opened) -> bytes:
+    left_s = None if opened.deadline_s is None else max(opened.deadline_s - anyio.current_time(), 0)
+    with anyio.fail_after(left_s):
+        part: bytes = await anext(opened.handle[1], b"")
+        return part
+
+
+async def _left(opened: Opened) -> None:
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+        for closed in opened.handle:
+            with contextlib.suppress(*FAILURES, RuntimeError):  # another task may be reading, and hears of it there
+                await closed.aclose()

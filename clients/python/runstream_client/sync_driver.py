@@ -1,0 +1,216 @@
+"""Runs flows in the thread of the caller, over httpcore's blocking pool."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import httpcore
+from typing_extensions import override
+
+from runstream_client.errors import Misuse
+from runstream_client.flows import Close, Deliver, Effect, Flow, Limit, Open, Opened, Perform, Read, Sleep
+from runstream_client.transport import FAILURES, head_of, lost_by, pool_options, request_of
+from runstream_client.wire import Token
+
+T = TypeVar("T")
+
+
+class Driver:
+    """Sends what flows ask for; threads may share it."""
+
+    def __init__(self, bases: tuple[str, ...], token: Token, tls: ssl.SSLContext | None) -> None:
+        self.bases = bases
+        self.token = token
+        self.closed = False
+        self._running: weakref.WeakSet[Errands] = weakref.WeakSet()
+        self._joining = threading.Lock()
+        self._limits = _Limits()
+        self.pool = httpcore.ConnectionPool(network_backend=self._limits, **pool_options(tls))
+
+    def close(self) -> None:
+        """End all connections, also those that other threads read."""
+        self.closed = True
+        with self._joining:
+            running = list(self._running)
+        for errands in running:
+            errands.cut()
+        self.pool.close()
+
+    def join(self, errands: "Errands") -> None:
+        """Remember *errands*, which end when the client is closed."""
+        with self._joining:
+            self._running.add(errands)
+
+    def ask(self, flow: Flow[T]) -> T:
+        """Run a flow that delivers nothing on the way."""
+        errands = Errands(self)
+        running = errands.run(flow)
+        try:
+            while True:
+                next(running)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+    def within(self, deadline_s: float | None) -> contextlib.AbstractContextManager[None]:
+        """Let every read of this thread end by then."""
+        return self._limits.within(deadline_s)
+
+
+class Errands:
+    """Runs one flow, and holds the answers that it has open."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._open: list[Opened] = []
+        self._cut = threading.Event()
+        driver.join(self)
+
+    def run(self, flow: Flow[T]) -> Generator[Any, None, T]:
+        """Yield what *flow* delivers; whenever this ends, nothing stays open."""
+        outcome: Any = None
+        failure: Exception | None = None
+        try:
+            while True:
+                try:
+                    effect = flow.send(outcome) if failure is None else flow.throw(failure)
+                except StopIteration as end:
+                    value: T = end.value
+                    return value
+                outcome, failure = None, None
+                if isinstance(effect, Deliver):
+                    yield effect.item
+                    continue
+                try:
+                    outcome = self._done(effect)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the flow decides
+                    failure = error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave all answers; what has not ended takes its connection with it."""
+        while self._open:
+            _left(self._open.pop())
+
+    def cut(self) -> None:
+        """Let a read or a pause in another thread end; nothing is begun afterwards."""
+        self._cut.set()
+        for opened in list(self._open):
+            found = opened.handle[0].extensions["network_stream"].get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
+
+    def _done(self, effect: Effect) -> Any:
+        self._check_open()
+        match effect:
+            case Sleep(seconds):
+                self._cut.wait(seconds)
+                self._check_open()
+            case Perform(function, arguments):
+                return function(*arguments)
+            case Limit(opened, seconds):
+                opened.deadline_s = time.monotonic() + seconds
+            case Close(opened):
+                self._left(opened)
+            case Open() | Read():
+                return self._asked(effect)
+            case Deliver():
+                raise AssertionError("is yielded")
+        return None
+
+    def _check_open(self) -> None:
+        if self._driver.closed:
+            raise Misuse("CLIENT_CLOSED", "the client was closed")
+        if self._cut.is_set():
+            raise Misuse("STREAM_CLOSED", "the stream was closed")
+
+    def _asked(self, effect: Open | Read) -> Opened | bytes:
+        try:
+            return self._opened(effect) if isinstance(effect, Open) else self._read(effect.opened)
+        except FAILURES as error:
+            raise lost_by(error, effect, self._driver.bases) from error
+
+    def _opened(self, effect: Open) -> Opened:
+        driver = self._driver
+        within_s = effect.exchange.within_s
+        deadline_s = None if within_s is None else time.monotonic() + within_s
+        with driver.within(deadline_s):
+            response = driver.pool.handle_request(request_of(driver.bases, driver.token, effect))
+        opened = Opened(head_of(response), (response, response.iter_stream()), deadline_s)
+        self._open.append(opened)
+        return opened
+
+    def _read(self, opened: Opened) -> bytes:
+        with self._driver.within(opened.deadline_s):
+            part: bytes = next(opened.handle[1], b"")
+            return part
+
+    def _left(self, opened: Opened) -> None:
+        if opened in self._open:
+            self._open.remove(opened)
+            _left(opened)
+
+
+def _left(opened: Opened) -> None:
+    with contextlib.suppress(*FAILURES, RuntimeError):
+        opened.handle[0].close()
+
+
+class _Limits(httpcore.SyncBackend):
+    """Connections whose reads also end at the deadline of the thread that reads."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    @contextlib.contextmanager
+    def within(self, deadline_s: float | None) -> Generator[None]:
+        self._thread.deadline_s = deadline_s
+        try:
+            yield
+        finally:
+            self._thread.deadline_s = None
+
+    def left_s(self, timeout: float | None) -> float | None:
+        deadline_s: float | None = getattr(self._thread, "deadline_s", None)
+        if deadline_s is None:
+            return timeout
+        left = deadline_s - time.monotonic()
+        if left <= 0:
+            raise httpcore.ReadTimeout("the answer took too long")
+        return left if timeout is None else min(left, timeout)
+
+    @override
+    def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.NetworkStream:
+        return _Limited(super().connect_tcp(*args, **kwargs), self.left_s)
+
+
+class _Limited(httpcore.NetworkStream):
+    def __init__(self, inner: httpcore.NetworkStream, left_s: Callable[[float | None], float | None]) -> None:
+        self._inner = inner
+        self._left_s = left_s
+
+    @override
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._inner.read(max_bytes, self._left_s(timeout))
+
+    @override
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._inner.write(buffer, timeout)
+
+    @override
+    def close(self) -> None:
+        self._inner.close()
+
+    @override
+    def start_tls(self, *args: Any, **kwargs: Any) -> httpcore.NetworkStream:
+        return _Limited(self._inner.start_tls(*args, **kwargs), self._left_s)
+
+    @override
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)

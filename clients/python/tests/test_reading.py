@@ -1,0 +1,130 @@
+"""Streams to the letter, without any socket: cut everywhere, ended everywhere, mixed up in every way."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runstream_client import ClientError
+from runstream_client.asked import Asked
+from runstream_client.conformance.cases import Case, all_cases, compact, suite
+from runstream_client.reading import RunReader, result_of
+from runstream_client.sse import FRAME_BYTES_MAX, FrameReader
+
+STREAMS = [case for case in all_cases() if case.op == "stream" and case.reply.status == 200]
+PLAIN = suite("client-conformance")["bases"]["plain"]
+REQUEST = suite("client-conformance")["requests"]["plain"]
+BYTE_BY_BYTE_MAX = 3_000
+PARTS = [
+    *(b"data: " + compact(event) for event in PLAIN),
+    *(b"\n", b"\n\n", b"\r", b"\r\n", b"\r\r", b"\xef\xbb\xbf", b"\xf0\x9f", b"\xff", b": c", b"data", b"data:", b"{}"),
+    "data: \u2028\u0085\x0b\x0c".encode(),
+]
+
+
+def judged(request: Any, pieces: Sequence[bytes]) -> tuple[list[str], str]:
+    """The types that were delivered, and the code of what was raised."""
+    reader, types = RunReader(Asked(request)), list[str]()
+    try:
+        for piece in pieces:
+            types.extend(event.type for event in reader.feed(piece))
+            if reader.ended:
+                break
+        result_of(reader.last if reader.ended else None)
+    except ClientError as error:
+        return types, error.code
+    return types, ""
+
+
+def cut(body: bytes, sizes: Iterator[int]) -> list[bytes]:
+    pieces: list[bytes] = []
+    while body:
+        size = next(sizes)
+        pieces.append(body[:size])
+        body = body[size:]
+    return pieces
+
+
+def chances(seed: int, most: int) -> Iterator[int]:
+    chance = random.Random(seed)  # noqa: S311 - the same cuts each time
+    while True:
+        yield chance.randint(1, most)
+
+
+@pytest.mark.parametrize("case", STREAMS, ids=[case.id for case in STREAMS])
+def test_a_stream_is_judged_alike_however_it_is_cut(case: Case) -> None:
+    body = b"".join(case.reply.pieces)
+    whole = judged(case.argument, [body])
+    if len(body) <= BYTE_BY_BYTE_MAX:
+        assert judged(case.argument, [body[at : at + 1] for at in range(len(body))]) == whole
+    assert judged(case.argument, cut(body, chances(len(body), 7 if len(body) < 20_000 else 65_536))) == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join), st.lists(st.integers(1, 9), min_size=1))
+def test_any_bytes_are_judged_alike_however_they_are_cut(body: bytes, sizes: list[int]) -> None:
+    pieces = cut(body, (sizes[at % len(sizes)] for at in range(len(body) + 1)))
+    assert judged(REQUEST, pieces) == judged(REQUEST, [body])
+
+
+@pytest.mark.parametrize(("end", "at"), [("\n", 9), ("\r", 9), ("\r\n", 10), ("\n\r", 9)])
+def test_a_frame_is_there_as_soon_as_its_blank_line_has_ended(end: str, at: int) -> None:
+    """A CR ends its line at once; an LF after it belongs to the same end."""
+    reader, body = FrameReader(), f"data: 1{end}{end}".encode()
+    found = [number for number, byte in enumerate(body, 1) if [*reader.feed(bytes([byte]))]]
+    assert found == [at]
+
+
+def test_no_other_character_ends_a_line() -> None:
+    odd = "\u2028\u2029\u0085\x0b\x0c\x1c\x1e"
+    assert [frame.data for frame in FrameReader().feed(f"data: {odd}\n\n".encode())] == [odd]
+
+
+def test_a_frame_may_have_exactly_the_greatest_size() -> None:
+    for extra, ended in ((0, "INCOMPLETE_STREAM"), (1, "RESPONSE_TOO_LARGE")):
+        started = {**PLAIN[0], "padding": ""}
+        room = FRAME_BYTES_MAX - len(b"data: " + compact(started)) - len(b": note")
+        started["padding"] = "x" * (room + extra)
+        assert judged(REQUEST, [b": note\ndata: %b\n\n" % compact(started)])[1] == ended
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"sequence": 2.0}, "INVALID_STREAM"),
+        ({"sequence": True}, "INVALID_STREAM"),
+        ({"sequence": 3}, "INVALID_STREAM"),
+        ({"sequence": "\ud800"}, "INVALID_STREAM"),
+        ({"optional": 1}, "INVALID_STREAM"),
+        ({"optional": None}, "INVALID_STREAM"),
+        ({"timestamp": "0000-01-01T00:00:00Z"}, "INVALID_STREAM"),
+        ({"timestamp": "2026-01-01T24:00:00Z"}, "INVALID_STREAM"),
+        ({"timestamp": "2026-01-01T00:00:60Z"}, "INVALID_STREAM"),
+        ({"timestamp": "2026-01-01T00:00:00+24:00"}, "INVALID_STREAM"),
+        ({"timestamp": "2026-01-01T00:00:00Z\n"}, "INVALID_STREAM"),
+        ({"timestamp": "\u0662026-01-01T00:00:00Z"}, "INVALID_STREAM"),
+        ({"type": ""}, "INVALID_STREAM"),
+        ({"type": "approval.requested"}, "UNSUPPORTED_EVENT"),
+        ({"optional": False}, "UNSUPPORTED_EVENT"),
+        ({}, "INCOMPLETE_STREAM"),
+    ],
+)
+def test_an_advisory_event_keeps_the_rules_of_every_event(change: dict[str, Any], code: str) -> None:
+    advisory = {**PLAIN[0], "type": "later.thing", "sequence": 2, "optional": True, **change}
+    body = b"".join(b"data: %b\n\n" % compact(event) for event in (PLAIN[0], advisory))
+    assert judged(REQUEST, [body]) == (["run.started"], code)
+
+
+def test_an_event_keeps_what_this_client_does_not_know() -> None:
+    text = '{"type":"run.started","runId":"r","sequence":1,"timestamp":"2026-01-01T00:00:00Z","provider":"mock",'
+    (event,) = RunReader(Asked(REQUEST)).feed(f'data: {text}"model":"demo","later":[1.5,"\\ud800"]}}\n\n'.encode())
+    assert event.raw == json.loads(text + '"model":"demo","later":[1.5,"\\ud800"]}')
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, "1" * 5_000, "1e999", "-1e999", "NaN"])
+def test_hostile_json_is_no_event(deep: str) -> None:
+    assert judged(REQUEST, [f"data: {deep}\n\n".encode()]) == ([], "INVALID_STREAM")

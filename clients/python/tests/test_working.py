@@ -1,0 +1,246 @@
+"""Tickets are executed and reviews decided while a run is read; and the events of a job come without pages."""
+
+import inspect
+import logging
+from typing import Any
+
+import pytest
+
+from runstream_client import AsyncClient, AsyncEventStream, Client, EventStream, Misuse, Refused, Tool
+from runstream_client.conformance.peer import Peer, Reply, json_of
+
+from .conftest import QUICK, Either
+from .telling import (
+    APPROVAL,
+    CALL,
+    COMPLETED,
+    DENIED,
+    JOB_ID,
+    REQUEST,
+    RESUMED,
+    RUN,
+    RUN_ID,
+    STAMP,
+    STARTED,
+    TICKET,
+    answer,
+    delta,
+    numbered,
+    page,
+    refusal,
+    stream,
+)
+
+REVIEWED: Any = {"approvals": {"mode": "interactive", "idlePolicy": "pause"}}
+ASKS = {"type": "approval.requested", "approval": APPROVAL}
+TICKETED = {"type": "tool.execution.requested", "execution": TICKET}
+DONE = {"type": "tool.completed", "callId": "c-1", "output": 1}
+RESOLVED = {"approvalId": "ap-1", "runId": RUN_ID, "callId": "c-1", "outcome": "approved", "decidedAt": STAMP}
+RECEIPT = {"executionId": "ex-1", "runId": RUN_ID, "callId": "c-1", "status": "accepted"}
+
+
+def tool(function: Any) -> Tool:
+    return Tool(name="look", description="Look it up.", input_schema={"type": "object"}, function=function)
+
+
+def noting(seen: list[Any], answer: Any) -> Any:
+    """A function that notes what it was given."""
+
+    def noted(argument: Any) -> Any:
+        seen.append(argument)
+        return answer
+
+    return noted
+
+
+def awaited(either: Either, function: Any) -> Any:
+    """*function* as the client's users write it."""
+    if either.kind is Client:
+        return function
+
+    async def slowly(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return slowly
+
+
+def test_a_ticket_is_executed_once_and_its_result_handed_in(either: Either, host: Peer) -> None:
+    seen: list[Any] = []
+    host.answering(stream(numbered(STARTED, TICKETED, DONE, COMPLETED)), answer(RECEIPT))
+    with either.client(host.url) as client:
+        look = awaited(either, noting(seen, {"found": 3}))
+        told, error = either.read(client.work(REQUEST, tools=[tool(look)]))
+    assert (error, len(told), seen) == (None, 4, [CALL["arguments"]])
+    sent, result = host.asked
+    assert b'"tools":["look"],"applicationTools":[{"name":"look","description":"Look it up."' in sent.body
+    assert (result.path, result.body) == (
+        "/v1/tool-executions/results",
+        b'{"executionId":"ex-1","runId":"%b","callId":"c-1","output":{"found":3}}' % RUN_ID.encode(),
+    )
+
+
+@pytest.mark.parametrize("broken", [lambda _: 1 / 0, lambda _: object(), lambda _: float("nan")])
+def test_a_tool_that_fails_is_told_to_the_host_and_nothing_of_it_besides(
+    either: Either, host: Peer, broken: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.answering(stream(numbered(STARTED, TICKETED, DENIED)), answer(RECEIPT))
+    with either.client(host.url) as client, caplog.at_level(logging.CRITICAL):
+        _, error = either.read(client.work(REQUEST, tools=[tool(awaited(either, broken))]))
+    assert error is None
+    assert host.asked[1].body.endswith(b'"callId":"c-1","error":"APPLICATION_TOOL_FAILED"}')
+
+
+@pytest.mark.parametrize("decision", ["approve", "deny", "cancel", None])
+def test_somebody_is_asked_about_the_exact_call(either: Either, host: Peer, decision: Any) -> None:
+    outcomes = {"approve": "approved", "deny": "denied", "cancel": "cancelled"}
+    host.answering(stream(numbered(STARTED, ASKS, COMPLETED)), answer(RESOLVED | {"outcome": outcomes.get(decision)}))
+    with either.client(host.url) as client:
+        calls: list[Any] = []
+        approve = awaited(either, noting(calls, decision))
+        told, error = either.read(client.work(REQUEST | REVIEWED, approve=approve))
+    assert (error, len(told), [one.call.arguments for one in calls]) == (None, 3, [CALL["arguments"]])
+    assert [one.path for one in host.asked[1:]] == (["/v1/approvals/decisions"] if decision else [])
+    if decision:
+        assert b'"call":{"id":"c-1","name":"look","arguments":{"query":"tides"}}' in host.asked[1].body
+
+
+def test_an_answer_whose_receipt_was_lost_is_sent_again_where_the_run_outlives_its_node(
+    either: Either, host: Peer, other: Peer
+) -> None:
+    told = numbered(STARTED, TICKETED, DONE, COMPLETED)
+    host.answering(stream(told[:2]), Reply(head=b""), stream(told[2:]))
+    other.answering(refusal("TOOL_EXECUTION_NOT_FOUND", 404), Reply(head=b""))
+    calls: list[Any] = []
+    with either.client(host.url, other.url) as client:
+        look = awaited(either, noting(calls, 1))
+        events, error = either.read(client.work(RESUMED, tools=[tool(look)]))
+    assert (error, [event.raw for event in events], len(calls)) == (None, told, 1)
+    assert host.asked[1].body == other.asked[0].body
+    assert other.asked[0].path == "/v1/tool-executions/results"
+
+
+def test_an_answer_that_nobody_takes_is_told_and_the_run_is_not_read_on(either: Either, host: Peer) -> None:
+    told = numbered(STARTED, TICKETED, DONE, COMPLETED)
+    host.answering(stream(told[:2]), *[Reply(head=b"")] * (1 + QUICK.attempts), stream(told[2:]))
+    with either.client(host.url) as client:
+        events, error = either.read(client.work(RESUMED, tools=[tool(awaited(either, lambda _: 1))]))
+    assert ([event.raw for event in events], error and error.code) == (told[:2], "CONNECTION_LOST")
+    assert [one.path for one in host.asked[1:]] == ["/v1/tool-executions/results"] * (1 + QUICK.attempts)
+
+
+def test_a_node_that_answers_is_asked_again(either: Either, host: Peer, other: Peer) -> None:
+    host.answering(stream(RUN), stream(RUN))
+    with either.client(host.url, other.url) as client:
+        assert either.read(client.stream(RESUMED))[1] is None
+        assert either.read(client.stream(RESUMED))[1] is None
+    assert other.asked == []
+
+
+def test_without_resume_an_answer_is_sent_once(either: Either, host: Peer) -> None:
+    host.answering(stream(numbered(STARTED, TICKETED, DONE, COMPLETED)), Reply(head=b""), answer(RECEIPT))
+    with either.client(host.url) as client:
+        _, error = either.read(client.work(REQUEST, tools=[tool(awaited(either, lambda _: 1))]))
+    assert (error and error.code, len(host.asked)) == ("CONNECTION_LOST", 2)
+
+
+def test_a_refusal_that_leaves_the_run_waiting_is_told(either: Either, host: Peer) -> None:
+    host.answering(stream(numbered(STARTED, ASKS, COMPLETED)), refusal("FORBIDDEN", 403))
+    with either.client(host.url) as client:
+        _, error = either.read(client.work(REQUEST | REVIEWED, approve=awaited(either, lambda _: "approve")))
+    assert isinstance(error, Refused)
+    assert error.code == "FORBIDDEN"
+
+
+def test_what_was_settled_before_is_not_done_again_by_whoever_joins_a_run(either: Either, host: Peer) -> None:
+    later = {
+        "type": "tool.execution.requested",
+        "execution": {**TICKET, "executionId": "ex-2", "call": CALL | {"id": "c-2"}},
+    }
+    told = numbered(
+        STARTED, ASKS, {"type": "approval.resolved", "resolution": RESOLVED}, TICKETED, DONE, later, COMPLETED
+    )
+    history = {"runId": RUN_ID, "state": "running", "events": told[:6], "cursor": "6.d6", "hasMore": False}
+    receipt = RECEIPT | {"executionId": "ex-2", "callId": "c-2"}
+    host.answering(answer(history), stream(told, dated=True), answer(receipt))
+    calls: list[Any] = []
+    with either.client(host.url) as client:
+        look = awaited(either, noting(calls, 1))
+        approve = awaited(either, noting(calls, "approve"))
+        events, error = either.read(client.follow(RUN_ID, tools=[tool(look)], approve=approve))
+    assert (error, [event.raw for event in events], len(calls)) == (None, told, 1)
+    assert b'"executionId":"ex-2"' in host.asked[2].body
+
+
+def test_whoever_executes_tickets_does_not_join_a_run_that_others_began(either: Either, host: Peer) -> None:
+    host.answering(refusal("OPERATION_IN_PROGRESS", 409, retryable=True, runId=RUN_ID))
+    with either.client(host.url) as client:
+        keyed: Any = RESUMED | {"idempotencyKey": "k"}
+        _, error = either.read(client.work(keyed, tools=[tool(awaited(either, lambda _: 1))]))
+    assert (error and error.code, len(host.asked)) == ("OPERATION_IN_PROGRESS", 1)
+
+
+def test_what_cannot_be_called_is_refused(either: Either, host: Peer) -> None:
+    with either.client(host.url) as client, pytest.raises(Misuse, match="INVALID_CALLBACK"):
+        client.work(REQUEST, tools=[tool(None)])
+
+
+def test_the_events_of_a_job_come_without_pages(either: Either, host: Peer, other: Peer) -> None:
+    first, second, third, last = RUN
+    host.answering(
+        page([], 0, 0),
+        page([first, second], 0, 3),
+        Reply(head=b""),
+        page([], 3, 3),
+        page([last], 3, 4, "completed"),
+    )
+    other.answering(page([third], 2, 3), refusal("HOST_SHUTTING_DOWN", 503))
+    with either.client(host.url, other.url) as client:
+        reading = client.job_events(JOB_ID)
+        told, error = either.read(reading)
+        assert (reading.run_id, reading.cursor) == (RUN_ID, "4")
+    assert (error, [event.raw for event in told]) == (None, RUN)
+
+
+def test_the_end_of_a_job_is_its_result_from_any_number_on(either: Either, host: Peer) -> None:
+    host.answering(page(RUN[2:], 2, 4, "completed"), page(RUN[2:], 2, 4, "completed"), refusal("JOB_EXPIRED", 410))
+    with either.client(host.url) as client:
+        assert either.done(client.job_events(JOB_ID, 2).result).text == "teal"
+        assert either.read(client.job_events(JOB_ID, 1))[1].code == "INVALID_RESPONSE"  # type: ignore[union-attr]
+        assert either.read(client.job_events(JOB_ID))[1].code == "JOB_EXPIRED"  # type: ignore[union-attr]
+
+
+def test_an_inbox_and_a_page_of_a_run_are_read(either: Either, host: Peer) -> None:
+    inbox = {"approvals": [APPROVAL | {"provider": "mock"}], "hasMore": False}
+    history = {"runId": RUN_ID, "state": "running", "events": RUN[1:2], "cursor": "2.d2", "hasMore": True}
+    host.answering(
+        answer(inbox), answer(RESOLVED), answer(history), answer(history | {"events": RUN[2:3]}), json_of(b"[]")
+    )
+    with either.client(host.url) as client:
+        (waiting,) = either.done(client.approvals.pending, 5).approvals
+        assert either.done(client.approvals.decide, waiting, "approve").outcome == "approved"
+        found = either.done(client.runs.page, RUN_ID, "1")
+        assert ([event.raw for event in found.events], found.cursor) == (RUN[1:2], "2.d2")
+        for _ in range(2):
+            with pytest.raises(Exception, match="INVALID_RESPONSE"):
+                either.done(client.runs.page, RUN_ID, "1")
+    assert delta("al")["text"] == RUN[2]["text"]
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    blocking, awaiting = Client("http://127.0.0.1:1", token="t"), AsyncClient("http://127.0.0.1:1", token="t")
+    pairs: list[tuple[Any, Any]] = [(Client, AsyncClient), (EventStream, AsyncEventStream)]
+    groups = [name for name, value in vars(blocking).items() if not name.startswith("_")]
+    pairs += [(type(getattr(blocking, name)), type(getattr(awaiting, name))) for name in groups]
+    assert len(pairs) == 9
+    for one, two in pairs:
+        assert _surface(one) == _surface(two)
+        assert inspect.getdoc(one) == inspect.getdoc(two) or "threads may share it" in (inspect.getdoc(one) or "")
+
+
+def _surface(kind: Any) -> dict[str, Any]:
+    """Names and signatures, with what differs by nature taken out."""
+    found = {name: value for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
+    return {
+        name: [(one.name, one.kind, one.default) for one in inspect.signature(value).parameters.values()]
+        for name, value in found.items()
+    }
