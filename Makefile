@@ -121,8 +121,8 @@ lock: export CUSTOM_COMPILE_COMMAND := make lock
 lock: $(INSTALLED)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 11, 3) and "pins are made with Python 3.11.2 or earlier")'
 	$(LOCK) --output-file requirements/runtime.txt pyproject.toml
-	$(LOCK) --extra fast --extra prometheus --extra telemetry --constraint requirements/runtime.txt --output-file requirements/image.txt pyproject.toml
-	$(LOCK) --extra fast --extra prometheus --extra telemetry --output-file requirements/dev.txt pyproject.toml requirements/dev.in
+	$(LOCK) --extra all --constraint requirements/runtime.txt --output-file requirements/image.txt pyproject.toml
+	$(LOCK) --extra all --output-file requirements/dev.txt pyproject.toml requirements/dev.in
 
 clean:
 	rm -rf $(VENV) $(WHEEL_VENV) dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
