@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from actors.ports import ToolCall, Turn
 from providers.codec import DONE, Said
 from providers.failures import failed
-from providers.vendor_json import Count, arguments, decoded, encoded, usage
+from providers.vendor_json import Count, arguments, decoded, encoded, is_given, usage
 
 BLOCKS_MAX = 1_025
 
@@ -47,7 +47,7 @@ class _Delta(Struct, rename={"kind": "type"}):
     partial_json: str = ""
     thinking: str = ""
     signature: str = ""
-    citation: Raw | None = None
+    citation: Raw = Raw()
     stop_reason: str | None = None
 
 
@@ -95,7 +95,7 @@ class _Block:
                 return self._more("thinking", piece, Said(progress=True))
             case _Delta("signature_delta", signature=piece):
                 return self._more("signature", piece, Said(progress=True))
-            case _Delta("citations_delta", citation=Raw() as citation):
+            case _Delta("citations_delta", citation=citation) if is_given(citation):
                 self._citations.append(citation.copy())
                 return Said(progress=True)
             case _:

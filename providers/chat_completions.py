@@ -86,9 +86,9 @@ class ChatCompletions(Struct, frozen=True, kw_only=True):
         return _turn(message, choice.finish_reason, completion.usage, native)
 
 
-class _Function(Struct):
+class _Function(Struct, frozen=True):
     name: str | None = None
-    arguments: Raw | None = None
+    arguments: Raw = Raw()
 
 
 class _Call(Struct):
@@ -261,7 +261,7 @@ def _turn(message: _Message, reason: str | None, told: _Usage | None, native: Ra
 
 
 def _tool_call(call: _Call) -> ToolCall:
-    return ToolCall(call.id, call.function.name or "", arguments(call.function.arguments or Raw(b'""')))
+    return ToolCall(call.id, call.function.name or "", arguments(call.function.arguments))
 
 
 def _counted(told: _Usage | None) -> Mapping[str, Any] | None:

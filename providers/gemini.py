@@ -20,6 +20,7 @@ from providers.vendor_json import (
     decoded,
     encoded,
     given,
+    is_given,
     is_object_schema,
     label,
     stored,
@@ -84,7 +85,7 @@ class _Call(Struct):
 class _Part(Struct, rename="camel"):
     text: str = ""
     thought: bool = False
-    thought_signature: Raw | None = None
+    thought_signature: Raw = Raw()
     function_call: _Call | None = None
 
 
@@ -157,7 +158,7 @@ class _Reader:
             self._calls.append(ToolCall(call.id or self._new_id(), call.name, arguments(call.args)))
         text = "" if part.thought else part.text
         self._text.append(text)
-        worked = part.thought or part.function_call is not None or part.thought_signature is not None
+        worked = part.thought or part.function_call is not None or is_given(part.thought_signature)
         return Said(text, progress=worked)
 
     def turn(self) -> Turn:

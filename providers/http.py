@@ -175,11 +175,18 @@ class Http:
 async def open_http(base_url: str, name: str) -> AsyncGenerator[Http]:
     """Open connections to *base_url*, which ends in a slash; what the environment says of proxies is for other hosts."""
     remote = urlsplit(base_url).hostname not in LOOPBACK
+    secure = base_url.startswith("https:")  # else no certificate is looked at, and loading them takes its time
     limits = httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=IDLE_CONNECTIONS_MAX)
     headers = {"accept-encoding": "identity", "user-agent": "runstream"}
     timeout = httpx2.Timeout(None, connect=CONNECT_S, pool=CONNECT_S, write=WRITE_S)
     async with httpx2.AsyncClient(
-        base_url=base_url, headers=headers, timeout=timeout, limits=limits, follow_redirects=False, trust_env=remote
+        base_url=base_url,
+        headers=headers,
+        timeout=timeout,
+        limits=limits,
+        follow_redirects=False,
+        trust_env=remote,
+        verify=secure,
     ) as client:
         yield Http(client, name)
 

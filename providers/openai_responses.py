@@ -126,11 +126,9 @@ class _Reader:
         match decoded(_EVENT, data):
             case _Event("error" | "response.failed"):
                 raise failed("PROVIDER_FAILED")
-            case _Event("response.completed" | "response.incomplete", response=Raw() as response):
+            case _Event("response.completed" | "response.incomplete", response=response):
                 self._response = response
                 return Said(ended=True)
-            case _Event("response.completed" | "response.incomplete"):
-                raise failed("INVALID_PROVIDER_RESPONSE")
             case _Event("response.output_text.delta", delta=str(text)):
                 return Said(text)
             case _Event("response.output_text.delta"):
@@ -148,7 +146,7 @@ class _Reader:
 class _Event(Struct, rename={"kind": "type"}):
     kind: str
     delta: Any = None
-    response: Raw | None = None
+    response: Raw = Raw()
 
 
 class _Part(Struct, rename={"kind": "type"}):

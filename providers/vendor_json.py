@@ -66,6 +66,11 @@ def arguments(value: Raw) -> Raw:
     return Raw(text)
 
 
+def is_given(value: Raw) -> bool:
+    """Whether a member that may be absent or null has a value."""
+    return bytes(value) not in (b"", b"null")
+
+
 def usage(**counts: Count) -> Mapping[str, Any] | None:
     """The *counts* that are known, in the wire's names; None if there is not one."""
     return {name: count for name, count in counts.items() if count is not None} or None

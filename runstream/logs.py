@@ -18,7 +18,7 @@ from runstream.tables import neutral
 
 EXTRAS = ("run", "node", "epoch")
 """What a record may carry beside its message."""
-_QUIET = ("asyncio", "uvicorn")
+_QUIET = ("asyncio", "httpcore2", "httpx2", "uvicorn")
 """Libraries that tell of their own housekeeping."""
 
 
