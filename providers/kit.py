@@ -144,8 +144,22 @@ async def run(name: str, case: Case, stage: Stage) -> None:
             await case(stage)
     except TimeoutError:
         raise NotConforming(f"{name}: did not end within {DEADLINE_S:g} s") from None
-    except NotConforming as fault:
+    except (NotConforming, BaseExceptionGroup) as error:
+        fault = _fault_in(error)
+        if fault is None:
+            raise
         raise NotConforming(f"{name}: {fault}") from None
+
+
+def _fault_in(error: BaseException) -> NotConforming | None:
+    """The fault that *error* is or, where the stage has tasks of its own, is a group around."""
+    match error:
+        case NotConforming():
+            return error
+        case BaseExceptionGroup(exceptions=within):
+            return next((fault for one in within if (fault := _fault_in(one))), None)
+        case _:
+            return None
 
 
 def request(played: Played, *messages: Message, tools: bool = False, attempts: int = 1) -> ModelRequest:

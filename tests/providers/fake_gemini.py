@@ -75,6 +75,8 @@ class GeminiDialect(Dialect):
         return {"usageMetadata": told} if told else {}
 
     def whole(self, answer: Answer) -> Mapping[str, Any]:
+        if answer.end == "refusal":
+            return next(self.events(answer))
         reason = "MAX_TOKENS" if answer.end == "length" else "STOP"
         return self._chunk(list(self._parts(answer)), reason) | self._usage(answer)
 

@@ -123,7 +123,7 @@ def reply(answer: Answer, dialect: Dialect, way: Way = PLAIN) -> Reply:
         after = () if answer.retry_after is None else (f"Retry-After: {answer.retry_after}",)
         place = ("Location: /v1/elsewhere",)
         body = msgspec.json.encode({"error": {"message": SECRET}})
-        return Reply(answer.status, [body], "application/json", (*after, *place, f"x-request-id: {SECRET}"))
+        return Reply(answer.status, [body], "application/json", (*after, *place, "x-request-id: req_011CX"))
     if way.whole and answer.end in {"stop", "length", "refusal"}:
         return Reply(
             parts=[msgspec.json.format(msgspec.json.encode(dialect.whole(answer)))], content_type="application/json"
