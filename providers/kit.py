@@ -27,7 +27,7 @@ from actors.ports import (
     UserMessage,
 )
 from providers import listing
-from providers.probe import sound
+from providers.probe import Malformed, sound
 
 DEADLINE_S = 20.0
 """For one case; a cancelled call has a second of it."""
@@ -195,7 +195,10 @@ async def _refused(played: Played, asked: ModelRequest | None = None) -> Problem
 
 async def _answered(played: Played, asked: ModelRequest | None = None) -> tuple[Turn, Heard]:
     heard = Heard()
-    turn = await played.model.complete(asked or request(played), heard.context())
+    try:
+        turn = await played.model.complete(asked or request(played), heard.context())
+    except Failed as failed:
+        raise NotConforming(f"the call failed with {failed.problem.code}") from None
     _expect(heard.text in ("", turn.text), "what was streamed is not the text of the turn")
     return turn, heard
 
@@ -211,8 +214,11 @@ async def probes_soundly(stage: Stage) -> None:
     """A probe tells a known code and sound models, or there is none."""
     async with stage.playing(Answer()) as played:
         probe = await played.model.inspect()
-        if probe is not None:
-            sound(probe)
+        try:
+            if probe is not None:
+                sound(probe)
+        except Malformed as fault:
+            raise NotConforming(f"the probe is malformed: {fault}") from None
 
 
 async def streams_text(stage: Stage) -> None:

@@ -12,6 +12,7 @@ from eventstore.endpoint import Endpoint, address_of, endpoint_of
 from eventstore.link import ConnectionLost, ReplyError
 from eventstore.local import LocalServerError, private_server
 from eventstore.shape import Cluster, Sentinel, Shape, opened
+from runstream.models import key_of
 from runstream.neighbour import joined
 from runstream.settings import Settings
 from runstream.tools import Toolbox, ToolError, load
@@ -38,6 +39,7 @@ async def check(settings: Settings) -> Sequence[Verdict]:
     verdicts += [verdict async for verdict in _listening(settings)]
     verdicts += tokens(settings)
     verdicts += providers(settings)
+    verdicts += [verdict async for verdict in _keys(settings)]
     verdicts += _keeping(settings)
     verdicts += [verdict async for verdict in _tools(settings)]
     return verdicts
@@ -65,6 +67,15 @@ def providers(settings: Settings) -> Iterator[Verdict]:
         if provider.account is None:
             for what, mend in _without_account(settings):
                 yield Verdict("warning", f"providers[{number}]", f"has no account, so {what}", mend)
+
+
+async def _keys(settings: Settings) -> AsyncGenerator[Verdict]:
+    """Yield what is to be said of the keys of vendors; no key is shown."""
+    for number, provider in enumerate(settings.providers):
+        key = None if provider.vendor is None else key_of(provider, provider.vendor)
+        if key is not None and not await key.read():
+            what = f"has no key in {key.told}, so its runs fail with AUTH_REQUIRED"
+            yield Verdict("warning", f"providers[{number}]", what, "put it there")
 
 
 def _without_account(settings: Settings) -> Iterator[tuple[str, str]]:

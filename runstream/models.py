@@ -38,12 +38,21 @@ async def open_models(settings: Settings) -> AsyncGenerator[Mapping[str, Model]]
 
 
 def with_named(settings: Settings, name: str, base_url: str = "") -> Settings:
-    """The settings, and where none of their instances has that *name* but a kind does, one of this kind as it comes."""
+    """The settings, and where none of their instances has that *name* but a kind does, one of this kind as it comes.
+
+    With a *base_url* the one that is made takes the place of any other of its name.
+
+    Raises:
+        SettingsError: this kind cannot be used as it comes, or the *base_url* not at all.
+    """
     vendor = vendor_of(name)
-    if vendor is None or any(provider.id == name for provider in settings.providers):
+    others = tuple(provider for provider in settings.providers if provider.id != name)
+    if vendor is None or (len(others) < len(settings.providers) and not base_url):
         return settings
     made = ProviderSettings(id=name, kind=name, base_url=base_url)  # type: ignore[arg-type]  # it is a kind
-    return replace(settings, providers=(*settings.providers, made))
+    if faults := tuple(fault._replace(key=f"{name}.{fault.key}") for fault in made.faults()):
+        raise SettingsError(faults)
+    return replace(settings, providers=(*others, made))
 
 
 def _local(provider: ProviderSettings) -> Model:

@@ -1,9 +1,11 @@
 """Anthropic's Messages API as its documentation shows it on the wire."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from providers.kit import SECRET, Answer
 from tests.providers.fake_http import Asked
@@ -17,6 +19,7 @@ class AnthropicDialect(Dialect):
     model = "claude-test"
     path = "/v1/messages"
 
+    @override
     def check(self, asked: Asked) -> None:
         body = asked.json
         assert asked.path == self.path
@@ -27,7 +30,7 @@ class AnthropicDialect(Dialect):
         assert body["system"] == "Be brief."
         roles = [message["role"] for message in body["messages"]]
         assert roles[0] == "user"
-        assert all(one != other for one, other in zip(roles, roles[1:], strict=False)), "roles must alternate"
+        assert all(one != other for one, other in pairwise(roles)), "roles must alternate"
         for message in body["messages"]:
             assert message["content"], "a message needs content"
             for block in message["content"]:
@@ -35,9 +38,16 @@ class AnthropicDialect(Dialect):
         for tool in body.get("tools", ()):
             assert {*tool} == {"name", "description", "input_schema"}
 
+    @override
     def events(self, answer: Answer) -> Iterator[Mapping[str, Any]]:
         usage = self._usage(answer)
-        begun = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "stop_reason": None}
+        begun: dict[str, Any] = {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "stop_reason": None,
+        }
         yield {"type": "message_start", "message": {**begun, "usage": {**usage, "output_tokens": 1} if usage else None}}
         yield {"type": "ping"}
         for index, block in enumerate(self._blocks(answer)):
@@ -54,7 +64,7 @@ class AnthropicDialect(Dialect):
         grown: list[dict[str, Any]]
         match block["type"]:
             case "thinking":
-                empty = {"type": "thinking", "thinking": "", "signature": ""}
+                empty: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
                 grown = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
                 grown += [{"type": "signature_delta", "signature": piece} for piece in pieces(block["signature"])]
             case "tool_use":
@@ -94,6 +104,7 @@ class AnthropicDialect(Dialect):
         fresh = {"input_tokens": read - cached, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
         return {**fresh, "output_tokens": wrote}
 
+    @override
     def whole(self, answer: Answer) -> Mapping[str, Any]:
         return {
             "id": "msg_1",

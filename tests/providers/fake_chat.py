@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from providers.kit import SECRET, Answer
 from tests.providers.fake_http import Asked
 from tests.providers.fake_vendor import DONE, Dialect, pieces, usage_of
@@ -15,6 +17,7 @@ class ChatDialect(Dialect):
     model = "org/local-test:7b"
     path = "/v1/chat/completions"
 
+    @override
     def check(self, asked: Asked) -> None:
         body = asked.json
         assert asked.path == self.path
@@ -28,6 +31,7 @@ class ChatDialect(Dialect):
         for tool in body.get("tools", ()):
             assert {*tool["function"]} == {"name", "description", "parameters"}
 
+    @override
     def events(self, answer: Answer) -> Iterator[Any]:
         yield self._chunk({"role": "assistant", "content": ""})
         for piece in pieces(answer.thought):
@@ -75,6 +79,7 @@ class ChatDialect(Dialect):
             },
         )
 
+    @override
     def whole(self, answer: Answer) -> Mapping[str, Any]:
         calls = [
             {

@@ -1,9 +1,11 @@
 """Google's Gemini API as its documentation shows it on the wire."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from providers.kit import SECRET, Answer
 from tests.providers.fake_http import Asked
@@ -18,6 +20,7 @@ class GeminiDialect(Dialect):
     path = "/v1/models/gemini-test:streamGenerateContent"
     event_names = False
 
+    @override
     def check(self, asked: Asked) -> None:
         body = asked.json
         assert asked.path == self.path
@@ -28,12 +31,13 @@ class GeminiDialect(Dialect):
         assert body["generationConfig"]["maxOutputTokens"] == 500
         roles = [content["role"] for content in body["contents"]]
         assert roles[0] == "user"
-        assert all(one != other for one, other in zip(roles, roles[1:], strict=False)), "roles must alternate"
+        assert all(one != other for one, other in pairwise(roles)), "roles must alternate"
         assert all(content["parts"] for content in body["contents"]), "a content needs parts"
         for tool in body.get("tools", ()):
             for function in tool["functionDeclarations"]:
                 assert {*function} == {"name", "description", "parametersJsonSchema"}
 
+    @override
     def events(self, answer: Answer) -> Iterator[Mapping[str, Any]]:
         if answer.end == "refusal":
             yield {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
@@ -74,11 +78,13 @@ class GeminiDialect(Dialect):
         )
         return {"usageMetadata": told} if told else {}
 
+    @override
     def whole(self, answer: Answer) -> Mapping[str, Any]:
         if answer.end == "refusal":
             return next(self.events(answer))
         reason = "MAX_TOKENS" if answer.end == "length" else "STOP"
         return self._chunk(list(self._parts(answer)), reason) | self._usage(answer)
 
+    @override
     def listed(self, models: tuple[str, ...]) -> Mapping[str, Any]:
         return {"models": [{"name": f"models/{model}", "displayName": "Test"} for model in models]}

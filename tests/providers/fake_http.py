@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import msgspec
+from anyio import TypedAttributeProvider
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
@@ -60,7 +61,7 @@ async def machine(respond: Respond) -> AsyncIterator[Machine]:
     """Run a machine that answers as *respond* says; a request that it finds fault with (`AssertionError`) fails the test."""
     told = Machine()
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    told.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
+    told.url = f"http://127.0.0.1:{port_of(listener)}/"
 
     async def serve(stream: ByteStream) -> None:
         told.connections += 1
@@ -75,6 +76,11 @@ async def machine(respond: Respond) -> AsyncIterator[Machine]:
         yield told
         tasks.cancel_scope.cancel()
     assert told.faults == []
+
+
+def port_of(listener: TypedAttributeProvider) -> int:
+    """The port on which *listener* listens."""
+    return listener.extra(SocketAttribute.local_port)  # noqa: S610 - no database in sight
 
 
 async def _conversed(stream: ByteStream, respond: Respond, told: Machine) -> None:

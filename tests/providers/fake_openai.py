@@ -1,7 +1,9 @@
 """OpenAI's Responses API, and xAI's, as their documentation shows them on the wire."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from providers.kit import SECRET, Answer
 from tests.providers.fake_http import Asked
@@ -14,8 +16,9 @@ class ResponsesDialect(Dialect):
     kind = "openai"
     model = "gpt-test"
     path = "/v1/responses"
-    strict: bool | None = False
+    strict: ClassVar[bool | None] = False
 
+    @override
     def check(self, asked: Asked) -> None:
         body = asked.json
         assert asked.path == self.path
@@ -32,6 +35,7 @@ class ResponsesDialect(Dialect):
         for item in body["input"]:
             assert "role" in item or item["type"] in {"function_call", "function_call_output", "reasoning", "message"}
 
+    @override
     def events(self, answer: Answer) -> Iterator[Mapping[str, Any]]:
         yield {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress", "output": []}}
         yield {"type": "response.in_progress", "response": {"id": "resp_1", "status": "in_progress", "output": []}}
@@ -64,6 +68,7 @@ class ResponsesDialect(Dialect):
                     yield {"type": "response.output_text.delta", "delta": piece, "logprobs": [], **place}
                 yield {"type": "response.content_part.done", "part": part, **place}
 
+    @override
     def whole(self, answer: Answer) -> Mapping[str, Any]:
         return {
             "id": "resp_1",
@@ -116,4 +121,4 @@ class XaiDialect(ResponsesDialect):
 
     kind = "xai"
     model = "grok-test"
-    strict = None
+    strict: ClassVar[bool | None] = None

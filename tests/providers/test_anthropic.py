@@ -111,7 +111,7 @@ CLOSED = '{"type":"object","properties":{"n":%s},"required":["n"],"additionalPro
         ('{"$ref":"#/definitions/a","definitions":{"a":{"type":"object"}}}', False),
     ],
 )
-def test_a_schema_goes_to_the_vendor_if_its_own_mode_knows_every_word(schema: str, goes: bool) -> None:
+def test_a_schema_goes_to_the_vendor_if_its_own_mode_knows_every_word(schema: str, goes: Any) -> None:
     request = ModelRequest(model="m", messages=(UserMessage("hi"),), output_schema=Raw(schema.encode()))
     told = body(request).get("output_config")
     assert told == ({"format": {"type": "json_schema", "schema": msgspec.json.decode(schema)}} if goes else None)

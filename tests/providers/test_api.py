@@ -9,6 +9,7 @@ import anyio
 import httpx2
 import msgspec
 import pytest
+from anyio.abc import SocketStream
 
 from actors.errors import Failed
 from actors.ports import Retry
@@ -21,7 +22,7 @@ from providers.vendors import VENDORS
 from tests.providers.asking import request
 from tests.providers.dialects import DIALECTS, named
 from tests.providers.fake_chat import ChatDialect
-from tests.providers.fake_http import Asked, Machine, Reply, Respond, machine
+from tests.providers.fake_http import Asked, Machine, Reply, Respond, machine, port_of
 from tests.providers.fake_vendor import Dialect, opened, reply
 
 pytestmark = pytest.mark.anyio
@@ -157,14 +158,13 @@ async def test_a_vendor_that_is_not_there_may_be_tried_again_later() -> None:
 async def test_a_vendor_that_hangs_up_without_a_word_was_not_reached() -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
 
-    async def hang_up(stream: anyio.abc.SocketStream) -> None:
+    async def hang_up(stream: SocketStream) -> None:
         async with stream:
             await stream.receive()
 
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, hang_up)
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        async with opened(CHAT, f"http://127.0.0.1:{port}/") as model:
+        async with opened(CHAT, f"http://127.0.0.1:{port_of(listener)}/") as model:
             assert (await failure(model)).problem.code == "PROVIDER_UNREACHABLE"
         tasks.cancel_scope.cancel()
 
@@ -239,7 +239,7 @@ async def test_a_vendor_that_does_not_end_holds_nobody_up() -> None:
 async def test_a_call_that_waits_for_the_first_byte_lets_go_of_its_vendor() -> None:
     asked = anyio.Event()
 
-    async def converse(stream: anyio.abc.SocketStream) -> None:
+    async def converse(stream: SocketStream) -> None:
         async with stream:
             await stream.receive()
             asked.set()
@@ -251,8 +251,7 @@ async def test_a_call_that_waits_for_the_first_byte_lets_go_of_its_vendor() -> N
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, converse)
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        async with opened(CHAT, f"http://127.0.0.1:{port}/") as model, anyio.create_task_group() as calls:
+        async with opened(CHAT, f"http://127.0.0.1:{port_of(listener)}/") as model, anyio.create_task_group() as calls:
             calls.start_soon(model.complete, request(), Heard().context())
             await asked.wait()
             calls.cancel_scope.cancel()

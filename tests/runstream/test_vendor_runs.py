@@ -62,11 +62,12 @@ def settings(dialect: Dialect, told: Machine, folder: Path, **more: Any) -> Sett
 
 
 @asynccontextmanager
-async def vendor(dialect: Dialect, *answers: Answer) -> AsyncIterator[Machine]:
+async def vendor(dialect: Dialect, *answers: Answer, strict: bool = True) -> AsyncIterator[Machine]:
     left = list(answers)
 
     def respond(asked: Asked) -> Reply:
-        dialect.check(asked)
+        if strict:
+            dialect.check(asked)
         return reply(left.pop(0) if len(left) > 1 else left[0], dialect)
 
     async with machine(respond) as told:
@@ -173,10 +174,8 @@ async def test_a_structured_answer_is_judged_whoever_wrote_it(
     good, bad = Answer(text=('{"ok"', ": true}")), Answer(text=('{"ok":"maybe"}',))
     document = asking(dialect, outputSchema=SCHEMA)
     del document["instructions"]
-    lenient = type(dialect)()
-    lenient.check = lambda _: None  # type: ignore[method-assign]
     async with (
-        vendor(lenient, good, bad) as told,
+        vendor(dialect, good, bad, strict=False) as told,
         nodes(settings(dialect, told, tmp_path), valkey, count=1) as (host,),
     ):
         assert (await events_of(host, document))[-1]["result"]["output"] == {"ok": True}
@@ -194,11 +193,9 @@ async def test_a_picture_reaches_the_models_that_may_see_it(dialect: Dialect, va
         "mediaType": "image/png",
         "data": data,
     }
-    lenient = type(dialect)()
-    lenient.check = lambda _: None  # type: ignore[method-assign]
     media = {dialect.model: ("image/png",)}
     async with (
-        vendor(lenient, Answer(text=("A lift.",))) as told,
+        vendor(dialect, Answer(text=("A lift.",)), strict=False) as told,
         nodes(settings(dialect, told, tmp_path, input_media_types=media), valkey, count=1) as (host,),
     ):
         seen = await events_of(host, asking(dialect, attachments=[picture]))
