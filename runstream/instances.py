@@ -33,9 +33,10 @@ async def show(settings: Settings, instance: str | None, output: Output, *, as_j
     Raises:
         UnknownInstance: there is none of that name.
     """
+    known = [provider.id for provider in settings.providers]
+    if instance is not None and instance not in known:
+        raise UnknownInstance(f"there is no provider {instance!r}; there are {', '.join(known) or 'none'}")
     async with open_models(settings) as models, Discovery(models) as discovery:
-        if instance is not None and instance not in models:
-            raise UnknownInstance(f"there is no provider {instance!r}; there are {', '.join(models)}")
         found = await discovery.listed(models if instance is None else [instance])
     if as_json:
         await output.json(msgspec.json.encode({"providers": found}))
