@@ -27,6 +27,7 @@ from runstream.demo_approval import demo_approval as demonstrate_approval
 from runstream.ending import FAILED, Ending, ending_of
 from runstream.models import with_named
 from runstream.output import Output
+from runstream.provider_settings import vendor_of
 from runstream.settings import LogSettings, Settings, SettingsError
 from runstream.sources import read_settings
 
@@ -75,7 +76,7 @@ def serve(config: Path | None, state_dir: Path | None) -> None:
 @click.option("--file", type=_FILE, help="Read the prompt from a file.")
 @click.option("--provider", help="An instance of the settings, or a vendor: openai, anthropic, gemini, xai. [scripted]")
 @click.option("--base-url", default="", help="A server that speaks OpenAI's chat completions, asked in place of them.")
-@click.option("--model", help="What the vendor calls its model. [demo, which is scripted]")
+@click.option("--model", help="What the provider calls its model; a vendor needs it. [demo]")
 @click.option("--max-steps", type=click.IntRange(1, 64), help="How many model steps the run may take.")
 @click.option("--schema", type=_FILE, help="JSON Schema file that the answer must meet.")
 @click.option("--key", help="Idempotency key: a second run with it replays the first.")
@@ -308,7 +309,7 @@ def _addressed(options: dict[str, Any], *, local: bool) -> dict[str, Any]:
     if base_url and (options["provider"] or not local):
         raise click.UsageError("--base-url excludes --provider and --url")
     provider = options["provider"] or ("openai-compatible" if base_url else "scripted")
-    if options["model"] is None and provider != "scripted":
+    if options["model"] is None and vendor_of(provider) is not None:
         raise click.UsageError(f"give --model; `runstream providers {provider}` tells which there are")
     return options | {"provider": provider, "model": options["model"] or "demo"}
 

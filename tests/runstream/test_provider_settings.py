@@ -234,8 +234,8 @@ async def test_a_newcomer_gets_a_streamed_answer_from_a_server_or_with_a_key(tmp
     async with machine(answering(ResponsesDialect())) as told:
         config = tmp_path / "runstream.toml"
         config.write_text(f'[[providers]]\nid = "openai"\nkind = "openai"\nbase_url = "{told.url}v1"\n')
-        words = ("run", "--config", str(config), "--provider", "openai", "--model", "gpt-test", "--events", "Hello")
-        code, out, err = await ran(tmp_path, *words, OPENAI_API_KEY="key-of-mine")
+        with_key = ("run", "--config", str(config), "--provider", "openai", "--model", "gpt-test", "--events", "Hello")
+        code, out, err = await ran(tmp_path, *with_key, OPENAI_API_KEY="key-of-mine")
     assert (code, err) == (0, "")
     events = [msgspec.json.decode(line) for line in out.splitlines()]
     assert "".join(event["text"] for event in events if event["type"] == "text.delta") == "A streamed answer."
