@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from actors.ports import ToolCall, Turn
 from providers.codec import DONE, Said
 from providers.failures import failed
-from providers.vendor_json import Count, arguments, decoded, encoded, is_given, usage
+from providers.vendor_json import Count, arguments, decoded, encoded, given, is_given
 
 BLOCKS_MAX = 1_025
 
@@ -234,7 +234,7 @@ def _counted(told: _Usage | None) -> Mapping[str, Any] | None:
         return None
     parts = (told.input_tokens, told.cache_read_input_tokens, told.cache_creation_input_tokens)
     known = [part for part in parts if part is not None]
-    return usage(
+    return given(
         inputTokens=sum(known) if len(known) == len(parts) else None,
         outputTokens=told.output_tokens,
         cachedInputTokens=told.cache_read_input_tokens,

@@ -31,7 +31,6 @@ from providers.vendor_json import (
     given,
     is_object_schema,
     label,
-    usage,
 )
 
 CALLS_MAX = 32
@@ -267,7 +266,7 @@ def _tool_call(call: _Call) -> ToolCall:
 def _counted(told: _Usage | None) -> Mapping[str, Any] | None:
     if told is None:
         return None
-    return usage(
+    return given(
         inputTokens=told.prompt_tokens,
         outputTokens=told.completion_tokens,
         cachedInputTokens=told.prompt_tokens_details.cached_tokens if told.prompt_tokens_details else None,

@@ -24,7 +24,6 @@ from providers.vendor_json import (
     is_object_schema,
     label,
     stored,
-    usage,
 )
 
 _REASONS: Mapping[str, bool] = {"STOP": False, "MAX_TOKENS": True}
@@ -181,7 +180,7 @@ class _Reader:
 def _counted(told: _Usage | None) -> Mapping[str, Any] | None:
     if told is None:
         return None
-    return usage(
+    return given(
         inputTokens=told.prompt_token_count,
         outputTokens=_output(told),
         cachedInputTokens=told.cached_content_token_count,

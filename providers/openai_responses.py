@@ -31,7 +31,6 @@ from providers.vendor_json import (
     is_object_schema,
     label,
     stored,
-    usage,
 )
 
 _BEGUN = frozenset(f"response.{part}.{when}" for part in ("output_item", "content_part") for when in ("added", "done"))
@@ -228,7 +227,7 @@ def _is_cut(response: _Response) -> bool:
 def _usage(told: _Usage | None) -> Mapping[str, Any] | None:
     if told is None:
         return None
-    return usage(
+    return given(
         inputTokens=told.input_tokens,
         outputTokens=told.output_tokens,
         cachedInputTokens=told.input_tokens_details.cached_tokens if told.input_tokens_details else None,

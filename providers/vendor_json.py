@@ -4,7 +4,6 @@ Nothing here waits, reads a clock or rolls a die.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] | N
 
 _ANY = msgspec.json.Decoder(Any)
 _ROOT = msgspec.json.Decoder(dict[str, Raw])
-_MALFORMED = (msgspec.DecodeError, UnicodeError, RecursionError)
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decoded(decoder: "msgspec.json.Decoder[T]", data: bytes | Raw) -> T:
@@ -36,15 +35,8 @@ def decoded(decoder: "msgspec.json.Decoder[T]", data: bytes | Raw) -> T:
 
 
 def encoded(value: Any) -> Raw:
-    """The JSON of *value*, which a vendor wrote.
-
-    Raises:
-        Failed: INVALID_PROVIDER_RESPONSE for text that UTF-8 cannot carry.
-    """
-    try:
-        return Raw(msgspec.json.encode(value))
-    except UnicodeEncodeError:
-        raise failed("INVALID_PROVIDER_RESPONSE") from None
+    """The JSON of *value*, which was read from a vendor's, so that UTF-8 can carry all of it."""
+    return Raw(msgspec.json.encode(value))
 
 
 def arguments(value: Raw) -> Raw:
@@ -71,11 +63,6 @@ def is_given(value: Raw) -> bool:
     return bytes(value) not in (b"", b"null")
 
 
-def usage(**counts: Count) -> Mapping[str, Any] | None:
-    """The *counts* that are known, in the wire's names; None if there is not one."""
-    return {name: count for name, count in counts.items() if count is not None} or None
-
-
 def given(**members: Any) -> dict[str, Any]:
     """The *members* that have a value."""
     return {name: value for name, value in members.items() if value is not None}
@@ -95,10 +82,7 @@ def stored(decoder: "msgspec.json.Decoder[T]", native: Raw) -> T:
 
 def is_object_schema(schema: Raw) -> bool:
     """Whether *schema* says at its root that the value is an object, as vendors ask of a structured output."""
-    try:
-        return bytes(_ROOT.decode(schema).get("type", b"")) == b'"object"'
-    except _MALFORMED:
-        return False
+    return bytes(_ROOT.decode(schema).get("type", b"")) == b'"object"'
 
 
 def label(media: Media) -> str:

@@ -79,7 +79,7 @@ async def _asking(provider: ProviderSettings, vendor: Vendor, number: int, stack
     except ModuleNotFoundError as error:
         if error.name != "httpx2":
             raise
-        mend = f'needs the HTTP client of an extra: pip install "runstream[{vendor.vendor}]"'
+        mend = f'needs the HTTP client of an extra: pip install "runstream[{provider.kind.split("-")[0]}]"'
         raise SettingsError((Fault(f"providers[{number}].kind", mend),)) from None
     key = key_of(provider, vendor)
     info = vendor.info(

@@ -236,6 +236,13 @@ async def test_a_vendor_that_does_not_end_holds_nobody_up() -> None:
     assert turn.text == "Hello"
 
 
+@pytest.mark.parametrize("rest", [[], [b"x" * 70_000]])
+async def test_what_goes_wrong_after_the_end_of_an_answer_is_nobodys_concern(rest: list[bytes]) -> None:
+    whole = reply(OK, CHAT)
+    async with asking(lambda _: whole._replace(parts=[*whole.parts, *rest], end="cut")) as (model, _):
+        assert (await model.complete(request(), Heard().context())).text == "Hello"
+
+
 async def test_a_call_that_waits_for_the_first_byte_lets_go_of_its_vendor() -> None:
     asked = anyio.Event()
 

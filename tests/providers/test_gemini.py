@@ -139,9 +139,9 @@ def test_a_call_without_an_id_gets_one_of_ours() -> None:
     ("usage", "told"),
     [
         ({"candidatesTokenCount": 3, "thoughtsTokenCount": 2}, {"outputTokens": 5, "reasoningTokens": 2}),
-        ({"candidatesTokenCount": 3}, None),
+        ({"candidatesTokenCount": 3}, {}),
         ({"cachedContentTokenCount": 2, "promptTokenCount": 4}, {"inputTokens": 4, "cachedInputTokens": 2}),
-        ({}, None),
+        ({}, {}),
     ],
 )
 def test_usage_is_what_the_vendor_tells(usage: Any, told: Any) -> None:

@@ -139,7 +139,7 @@ def test_the_final_object_has_the_last_word() -> None:
     ("usage", "told"),
     [
         (None, None),
-        ({}, None),
+        ({}, {}),
         ({"input_tokens": 5, "input_tokens_details": None}, {"inputTokens": 5}),
         ({"input_tokens_details": {"cached_tokens": 2}}, {"cachedInputTokens": 2}),
         (

@@ -163,6 +163,10 @@ async def test_without_the_http_client_the_extra_is_named(monkeypatch: pytest.Mo
             pass
     fault = Fault("providers[0].kind", 'needs the HTTP client of an extra: pip install "runstream[anthropic]"')
     assert caught.value.faults == (fault,)
+    monkeypatch.setitem(sys.modules, "providers.http", None)
+    with pytest.raises(ModuleNotFoundError):
+        async with open_models(fitted(made())):
+            pass
 
 
 # What the commands show.
