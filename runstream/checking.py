@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -16,6 +17,8 @@ from runstream.models import key_of
 from runstream.neighbour import joined
 from runstream.settings import Settings
 from runstream.tools import Toolbox, ToolError, load
+
+EXTRAS_MEND = 'pip install "runstream[all]", or the extra of one vendor'
 
 
 class Verdict(NamedTuple):
@@ -70,7 +73,11 @@ def providers(settings: Settings) -> Iterator[Verdict]:
 
 
 async def _keys(settings: Settings) -> AsyncGenerator[Verdict]:
-    """Yield what is to be said of the keys of vendors; no key is shown."""
+    """Yield what is to be said of the keys of vendors, and of what asks them; no key is shown."""
+    if any(provider.vendor for provider in settings.providers) and find_spec("httpx2") is None:
+        yield Verdict(
+            "error", "providers", "some ask vendors, and the HTTP client of the extras is missing", EXTRAS_MEND
+        )
     for number, provider in enumerate(settings.providers):
         key = None if provider.vendor is None else key_of(provider, provider.vendor)
         if key is not None and not await key.read():

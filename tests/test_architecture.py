@@ -64,6 +64,7 @@ PURE = (
     "providers/anthropic.py",
     "providers/anthropic_answer.py",
     "providers/catalog.py",
+    "providers/chat_answer.py",
     "providers/chat_completions.py",
     "providers/codec.py",
     "providers/event_stream.py",

@@ -138,6 +138,10 @@ async def test_a_vendor_without_a_key_is_warned_of(monkeypatch: pytest.MonkeyPat
     told = [verdict async for verdict in checking._keys(settings)]
     assert [(verdict.level, verdict.about) for verdict in told] == [("warning", "providers[1]")]
     assert "NOT_SET_AT_ALL" in told[0].line
+    monkeypatch.setattr(checking, "find_spec", lambda _: None)
+    told = [verdict async for verdict in checking._keys(settings)]
+    assert [(verdict.level, verdict.about) for verdict in told][:1] == [("error", "providers")]
+    assert [verdict async for verdict in checking._keys(fitted())] == []
 
 
 def test_a_vendor_may_be_named_without_an_instance_of_it() -> None:
