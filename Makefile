@@ -150,8 +150,8 @@ lock: $(INSTALLED)
 	@room=$$(mktemp -d) && trap 'rm -rf "$$room"' EXIT && set -x && \
 	$(BIN)/python -m build --wheel --no-isolation --outdir "$$room" $(CLIENT) >/dev/null && \
 	$(LOCK) --find-links "$$room" --output-file requirements/runtime.txt pyproject.toml && \
-	$(LOCK) --find-links "$$room" --extra fast --extra prometheus --extra telemetry --constraint requirements/runtime.txt --output-file requirements/image.txt pyproject.toml && \
-	$(LOCK) --find-links "$$room" --extra fast --extra prometheus --extra telemetry --output-file requirements/dev.txt pyproject.toml requirements/dev.in && \
+	$(LOCK) --find-links "$$room" --extra all --constraint requirements/runtime.txt --output-file requirements/image.txt pyproject.toml && \
+	$(LOCK) --find-links "$$room" --extra all --output-file requirements/dev.txt pyproject.toml requirements/dev.in && \
 	sed -i.all -e '/^runstream-client==/,/^[^ ]/{/^runstream-client==/d;/^ /d;}' requirements/runtime.txt requirements/image.txt requirements/dev.txt && \
 	rm requirements/*.all && \
 	$(LOCK) --extra conformance --constraint requirements/dev.txt --output-file requirements/client.txt $(CLIENT)/pyproject.toml

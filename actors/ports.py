@@ -96,6 +96,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     tools: tuple[ToolDefinition, ...] = ()
     max_output_tokens: int = 4_096
     retry: Retry = Retry()
+    output_schema: Raw | None = None
+    """What the final answer must meet; *instructions* ask for it too, and the run judges it whatever an adapter does."""
 
 
 class Turn(Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ def model_request(
         if allowance is None
         else min(accepted.max_output_tokens, allowance),
         retry=_retry(request, accepted.max_attempts),
+        output_schema=request.output_schema,
     )
 
 

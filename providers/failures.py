@@ -48,3 +48,16 @@ def failed(code: str, *, retryable: bool | None = None, uncertain: bool = False)
     known = FAILURES.get(code, _OTHER)
     again = (known.retryable and not uncertain) if retryable is None else retryable
     return Failed(code, known.message, retryable=again, uncertain=uncertain)
+
+
+def of_status(status: int) -> Failed | None:
+    """The failure that an HTTP status stands for; None for one that says the vendor answers (providers §5)."""
+    match status:
+        case 401 | 403:
+            return failed("PROVIDER_AUTH")
+        case 429:
+            return failed("RATE_LIMITED")
+        case _ if 200 <= status <= 299:  # noqa: PLR2004 - what HTTP calls success
+            return None
+        case _:
+            return failed("PROVIDER_ERROR", retryable=status >= 500)  # noqa: PLR2004 - the server's own errors

@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -12,10 +13,13 @@ from eventstore.endpoint import Endpoint, address_of, endpoint_of
 from eventstore.link import ConnectionLost, ReplyError, Unfit
 from eventstore.local import LocalServerError, private_server
 from eventstore.shape import Cluster, Sentinel, Shape, opened
+from runstream.models import key_of
 from runstream.neighbour import joined
 from runstream.reading import Fault
 from runstream.settings import RedisSettings, Settings, SettingsError
 from runstream.tools import Toolbox, ToolError, load
+
+EXTRAS_MEND = 'pip install "runstream[all]", or the extra of one vendor'
 
 
 class Verdict(NamedTuple):
@@ -39,6 +43,7 @@ async def check(settings: Settings) -> Sequence[Verdict]:
     verdicts += [verdict async for verdict in _listening(settings)]
     verdicts += tokens(settings)
     verdicts += providers(settings)
+    verdicts += [verdict async for verdict in _keys(settings)]
     verdicts += _keeping(settings)
     verdicts += [verdict async for verdict in _tools(settings)]
     return verdicts
@@ -66,6 +71,19 @@ def providers(settings: Settings) -> Iterator[Verdict]:
         if provider.account is None:
             for what, mend in _without_account(settings):
                 yield Verdict("warning", f"providers[{number}]", f"has no account, so {what}", mend)
+
+
+async def _keys(settings: Settings) -> AsyncGenerator[Verdict]:
+    """Yield what is to be said of the keys of vendors, and of what asks them; no key is shown."""
+    if any(provider.vendor for provider in settings.providers) and find_spec("httpx2") is None:
+        yield Verdict(
+            "error", "providers", "some ask vendors, and the HTTP client of the extras is missing", EXTRAS_MEND
+        )
+    for number, provider in enumerate(settings.providers):
+        key = None if provider.vendor is None else key_of(provider, provider.vendor)
+        if key is not None and not await key.read():
+            what = f"has no key in {key.told}, so its runs fail with AUTH_REQUIRED"
+            yield Verdict("warning", f"providers[{number}]", what, "put it there")
 
 
 def _without_account(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 import runstream
 from api.grants import ApplicationToolGrant, RetrievalGrant
-from runstream import checking, logs, neighbour, running, serving, showing, sidecar, tokens
+from runstream import checking, instances, logs, neighbour, running, serving, showing, sidecar, tokens
 from runstream.client import Remote, remote_events
 from runstream.cluster import NODES_MAX
 from runstream.cluster import cluster as run_cluster
@@ -25,7 +25,9 @@ from runstream.demo import demo as demonstrate
 from runstream.demo_approval import Answer
 from runstream.demo_approval import demo_approval as demonstrate_approval
 from runstream.ending import FAILED, Ending, ending_of
+from runstream.models import with_named
 from runstream.output import Output
+from runstream.provider_settings import vendor_of
 from runstream.settings import LogSettings, Settings, SettingsError
 from runstream.sources import read_settings
 
@@ -93,8 +95,9 @@ def host(path: Path | None, config: Path | None, state_dir: Path | None, *, stdi
 @cli.command()
 @click.argument("prompt", required=False)
 @click.option("--file", type=_FILE, help="Read the prompt from a file.")
-@click.option("--provider", default="scripted", show_default=True)
-@click.option("--model", default="demo", show_default=True)
+@click.option("--provider", help="An instance of the settings, or a vendor: openai, anthropic, gemini, xai. [scripted]")
+@click.option("--base-url", default="", help="A server that speaks OpenAI's chat completions, asked in place of them.")
+@click.option("--model", help="What the provider calls its model; a vendor needs it. [demo]")
 @click.option("--max-steps", type=click.IntRange(1, 64), help="How many model steps the run may take.")
 @click.option("--schema", type=_FILE, help="JSON Schema file that the answer must meet.")
 @click.option("--key", help="Idempotency key: a second run with it replays the first.")
@@ -111,6 +114,7 @@ def run(prompt: str | None, file: Path | None, url: str | None, token: str | Non
         raise click.UsageError("give a prompt, - for standard input, or --file")
     if url and not token:
         raise click.UsageError("--url needs --token or RUNSTREAM_TOKEN")
+    options = _addressed(options, local=not url)
     show: running.Show = "json" if options["as_json"] else "events" if options["as_events"] else "text"
 
     async def work() -> None:
@@ -119,6 +123,7 @@ def run(prompt: str | None, file: Path | None, url: str | None, token: str | Non
             await _run(remote_events(Remote(url, token), document), show)
             return
         settings = await _settings(options["config"], options["state_dir"])
+        settings = with_named(settings, options["provider"], options["base_url"])
         await logs.begin(replace(settings.log, level="error"), sys.stderr)
         async with runstream.open(await neighbour.joined(settings)) as host:
             await _run(running.local_events(host, document), show)
@@ -173,6 +178,25 @@ def check(config: Path | None, state_dir: Path | None) -> None:
         for verdict in found:
             click.echo(verdict.line)
         return FAILED if any(verdict.level == "error" for verdict in found) else 0
+
+    _ended(work)
+
+
+@cli.command()
+@click.argument("instance", required=False)
+@click.option("--base-url", default="", help="A server that speaks OpenAI's chat completions, asked in place of them.")
+@click.option("--json", "as_json", is_flag=True, help="What `GET /v1/providers` answers.")
+@with_config
+def providers(
+    instance: str | None, base_url: str, *, as_json: bool, config: Path | None, state_dir: Path | None
+) -> None:
+    """Ask the providers how they stand; with an INSTANCE (or a vendor), which models it has."""
+
+    async def work() -> None:
+        name = "openai-compatible" if base_url else instance
+        settings = with_named(await _settings(config, state_dir), name or "", base_url)
+        await logs.begin(LogSettings(level="error"), sys.stderr)
+        await instances.show(settings, name, Output(), as_json=as_json)
 
     _ended(work)
 
@@ -298,6 +322,17 @@ async def _run(coming: running.Events, show: running.Show) -> None:
         tasks.cancel_scope.cancel()
     if scope.cancelled_caught:
         raise running.RunFailed(f"CANCELLED: you stopped the run {run_id}".rstrip())
+
+
+def _addressed(options: dict[str, Any], *, local: bool) -> dict[str, Any]:
+    """The options with a provider and a model: the scripted demo, unless something else is named."""
+    base_url = options["base_url"]
+    if base_url and (options["provider"] or not local):
+        raise click.UsageError("--base-url excludes --provider and --url")
+    provider = options["provider"] or ("openai-compatible" if base_url else "scripted")
+    if options["model"] is None and vendor_of(provider) is not None:
+        raise click.UsageError(f"give --model; `runstream providers {provider}` tells which there are")
+    return options | {"provider": provider, "model": options["model"] or "demo"}
 
 
 async def _quiet(config: Path | None, state_dir: Path | None) -> Settings:

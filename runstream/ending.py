@@ -11,6 +11,7 @@ from api.server import NotServed
 from eventstore.link import ConnectionLost, ReplyError, Unfit
 from eventstore.local import LocalServerError
 from eventstore.store import HistoryLost, Unavailable
+from runstream.instances import UnknownInstance
 from runstream.running import RunFailed
 from runstream.settings import SettingsError
 from runstream.tables import neutral, problem_line
@@ -40,7 +41,15 @@ def ending_of(error: BaseException) -> Ending | None:
             return Ending(UNUSABLE, [f"settings: {neutral(line, keep='')}" for line in str(error).splitlines()])
         case Refused(problem=problem):
             return Ending(FAILED, [problem_line({"code": problem.code, "message": problem.message})])
-        case InvalidPolicy() | ToolError() | NotServed() | LocalServerError() | Unfit() | ReplyError():
+        case (
+            InvalidPolicy()
+            | UnknownInstance()
+            | ToolError()
+            | NotServed()
+            | LocalServerError()
+            | Unfit()
+            | ReplyError()
+        ):
             return Ending(UNUSABLE, [_said(error)])
         case ClientError(code=code, message=message, outcome=outcome):
             return Ending(FAILED, [problem_line({"code": code, "message": message, "outcome": outcome})])

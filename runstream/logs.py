@@ -20,6 +20,8 @@ EXTRAS = ("run", "node", "epoch")
 """What a record may carry beside its message."""
 _QUIET = ("asyncio", "uvicorn")
 """Libraries that tell of their own housekeeping."""
+_DISCREET = ("httpcore2", "httpx2")
+"""Libraries that would tell what vendors answer."""
 
 
 class ForPeople(logging.Formatter):
@@ -62,6 +64,8 @@ async def begin(settings: LogSettings, stream: TextIO) -> None:
     root.setLevel(settings.level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel("DEBUG" if settings.level == "debug" else "WARNING")
+    for name in _DISCREET:
+        logging.getLogger(name).setLevel("WARNING")
 
 
 def _message(record: logging.LogRecord) -> str:

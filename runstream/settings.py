@@ -6,25 +6,24 @@ Every key has a default, so no file at all is a usable host on this machine (tha
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct, field
 from typing_extensions import override
 
 from actors.node import NodeSettings
-from api.grants import NAME_CHARS_MAX, TokenEntry
+from api.grants import TokenEntry
 from eventstore.endpoint import address_of
-from providers import InvalidScript, Script, ready, scripts
 from runstream.hosting import HostDefaults, HostSettings, Model
 from runstream.keeping import IdempotencySettings, JobsSettings, RetentionSettings, SessionsSettings, UsageSettings
 from runstream.observing import TelemetrySettings
+from runstream.provider_settings import LOOPBACK, ProviderSettings
 from runstream.reading import Fault
 from runstream.sections import (
     ApplicationToolsSettings,
     ApprovalsSettings,
     BudgetSettings,
-    Id,
     LimitsSettings,
     Many,
     QueueSettings,
@@ -79,8 +78,6 @@ Module: TypeAlias = Annotated[
     ),
 ]
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
-"""Where plain HTTP may be served (overview §1)."""
 
 
 class Secret:
@@ -202,40 +199,6 @@ class ListenSettings(Struct, frozen=True, kw_only=True):
         for number, origin in enumerate(self.origins):
             if _ORIGIN.fullmatch(origin) is None:
                 yield Fault(f"origins[{number}]", "write it as a browser sends it: https://app.example.org, no path")
-
-
-class ProviderSettings(Struct, frozen=True, kw_only=True):
-    """One provider instance."""
-
-    id: Id
-    kind: Literal["scripted", "mock"]
-    name: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""
-    account: Id | None = None
-    models: tuple[Model, ...] | None = None
-    scripts: Mapping[str, Any] = {}
-
-    def faults(self) -> Iterator[Fault]:
-        """Return what breaks its rules."""
-        if self.kind != "scripted":
-            if self.scripts:
-                yield Fault("scripts", f"remove it: a provider of the kind {self.kind} follows no scripts")
-            return
-        try:
-            followed = self.followed()
-        except InvalidScript as error:
-            yield Fault("scripts", str(error))
-            return
-        for number, model in enumerate(self.models or ()):
-            if model not in followed:
-                yield Fault(f"models[{number}]", "this model has no script; write one under providers.scripts")
-
-    def followed(self) -> Mapping[str, Script]:
-        """The scripts by model name; those that come with the program unless others are given.
-
-        Raises:
-            InvalidScript: one of them cannot be followed.
-        """
-        return scripts(self.scripts) if self.scripts else ready.models()
 
 
 class NodeSection(Struct, frozen=True, kw_only=True):

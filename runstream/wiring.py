@@ -12,7 +12,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from actors.accounting import UsageSink
-from actors.ports import AuditSink, Model, Policy, ProviderInfo
+from actors.ports import AuditSink, Model, Policy
 from actors.request import Features
 from actors.resources import ResourceAuthority
 from actors.telemetry import ABOUT, SILENT, About, Telemetry
@@ -29,13 +29,12 @@ from eventstore.redis_store import open_store_through
 from eventstore.shape import Shape, opened
 from eventstore.store import Caps, Deployment, Store
 from providers.discovery import Discovery
-from providers.mock import Mock, conformance
-from providers.scripted import Scripted, described
 from runstream.checking import PROMISES, shape
 from runstream.host import Host, Options, open_host
+from runstream.models import open_models
 from runstream.observing import Heard
 from runstream.reading import Fault
-from runstream.settings import HostDefaults, ProviderSettings, Settings, SettingsError
+from runstream.settings import HostDefaults, Settings, SettingsError
 from runstream.tools import Toolbox, load
 from runstream.usage_log import JsonLines
 
@@ -73,9 +72,9 @@ async def open_settings(  # noqa: PLR0913 - what a program may bring along
     """
     if faults := (*settings.faults(), *_faults_within(settings)):
         raise SettingsError(faults)
-    known = models if models is not None else {one.id: _model(one) for one in settings.providers}
     failed: Exception | None = None
     async with AsyncExitStack() as stack:
+        known = models if models is not None else await stack.enter_async_context(open_models(settings))
         tools = Toolbox(await load(settings.tools) if settings.tools else ())
         node = _node_id()
         ABOUT.set(About(node))
@@ -191,22 +190,6 @@ def _gate(host: Host) -> Gate:
     gate = Gate()
     gate.closing = host.node.closing
     return gate
-
-
-def _model(provider: ProviderSettings) -> Model:
-    match provider.kind:
-        case "mock":
-            model = Mock(conformance())
-            model.info = _info(model.info, provider)
-            return model
-        case "scripted":
-            scripts = provider.followed()
-            return Scripted(_info(described(scripts, provider.id), provider), scripts)
-
-
-def _info(info: ProviderInfo, provider: ProviderSettings) -> ProviderInfo:
-    models = info.models if provider.models is None else provider.models
-    return replace(info, id=provider.id, name=provider.name or info.name, models=models, account=provider.account)
 
 
 def _counted(guard: startup.Guard, telemetry: Telemetry) -> OnConnected:

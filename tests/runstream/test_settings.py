@@ -59,7 +59,16 @@ FULL: Mapping[str, Any] = {
             "account": "a",
             "models": ["m"],
             "scripts": {"m": {"turns": [{}]}},
-        }
+        },
+        {
+            "id": "two",
+            "kind": "openai",
+            "base_url": "https://models.example/v1",
+            "key_file": "key",
+            "input_media_types": {"m": ["image/png"]},
+            "tools": False,
+            "structured_output": False,
+        },
     ],
     "scheduling": {
         "total": 2,
@@ -151,6 +160,7 @@ def dotted(path: tuple[Any, ...]) -> str:
 IN_A_SCRIPT = ("providers", 0, "scripts")
 OPEN_TABLES = (
     IN_A_SCRIPT,
+    ("providers", 1, "input_media_types"),
     ("scheduling", "subjects"),
     ("scheduling", "accounts"),
     ("resources", "subjects"),
@@ -580,6 +590,7 @@ def test_no_fault_repeats_a_text_that_was_given(path: tuple[Any, ...]) -> None:
     choice = path[-1] in {"profile", "kind", "level", "unknown_usage", "authority_unknown"} or {
         "jobs",
         "sessions",
+        "input_media_types",
     } & set(path)
     told = outcome(changed(path, word))
     assert choice or isinstance(told, Settings) or "hunter2" not in str(told)
