@@ -15,7 +15,7 @@ from typing_extensions import override
 from actors.node import NodeSettings
 from api.grants import TokenEntry
 from eventstore.endpoint import address_of
-from runstream.hosting import HostDefaults, HostSettings, Model
+from runstream.hosting import HostDefaults, HostSettings
 from runstream.keeping import IdempotencySettings, JobsSettings, RetentionSettings, SessionsSettings, UsageSettings
 from runstream.observing import TelemetrySettings
 from runstream.provider_settings import LOOPBACK, ProviderSettings

@@ -421,7 +421,7 @@ async def test_an_actor_that_nobody_can_read_does_not_hold_up_the_rest_of_its_pa
 async def test_what_becomes_due_between_two_routines_is_done_when_it_is_due() -> None:
     clock = Clock()
     memory = new_memory(clock)
-    store = Faulty(MemoryStore(memory, "n1"))
+    store: Any = Faulty(MemoryStore(memory, "n1"))
     actor = "00000000-0000-8000-8000-00000000000a"
     part = Part(actor=actor, log=0, events=(Event(b'{"type":"approval.expired","at_ms":1}'),), ended=True)
     due = (Due(actor, "permit", memory.clock() + 300),)
