@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
@@ -187,6 +188,8 @@ async def open_http(base_url: str, name: str) -> AsyncGenerator[Http]:
         follow_redirects=False,
         trust_env=remote,
         verify=secure,
+        # Whatever a vendor would have us carry from one subject's call to another's is left with it.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     ) as client:
         yield Http(client, name)
 

@@ -124,6 +124,14 @@ async def test_the_key_is_asked_for_once_a_step_and_may_change_between_steps() -
     assert [asked.headers["authorization"] for asked in told.asked] == ["Bearer one", "Bearer one", "Bearer two"]
 
 
+async def test_nothing_is_carried_from_one_call_to_the_next() -> None:
+    cookie = reply(OK, CHAT)._replace(headers=("Set-Cookie: who=ann; Path=/",))
+    async with asking(lambda _: cookie) as (model, told):
+        for _ in range(2):
+            await model.complete(request(), Heard().context())
+    assert [asked.headers.get("cookie") for asked in told.asked] == [None, None]
+
+
 @pytest.mark.parametrize("key", ["", " ", "a b", "a\nb", "ä", "x" * 4_097])
 async def test_a_key_that_cannot_be_one_is_never_sent(key: str) -> None:
     async def held() -> str:
