@@ -18,7 +18,7 @@ from actors.companions import APPROVALS_POOL, HOST_KEYS_POOL
 from actors.decider import Refusal
 from actors.dispatch import HOST_RUNS_POOL, line_up
 from actors.errors import Problem, Refused
-from actors.events import HostKeyEvent, HostRun, ReviewSettled, ReviewSettling, RunResumed
+from actors.events import HostKeyEvent, HostRun, ReviewSettled, ReviewSettling, RunCancelled, RunEvent, RunResumed
 from actors.node import Node
 from actors.request import RunRequest
 from actors.revisions import Status
@@ -123,7 +123,7 @@ class HostRuns:
         """Accept and start a run; *request* is what its input asks for, None where that is nothing the host could run.
 
         Raises:
-            Refused: OPERATION_STORE_FULL, HOST_RUNS_FULL; HOST_KEY_CONFLICT.
+            Refused: OPERATION_STORE_FULL, HOST_RUNS_FULL; HOST_KEY_CONFLICT; BODY_TOO_LARGE.
             Unavailable: the store did not answer; the same request may be sent again.
         """
         actor = ids.run_of_host(self._node.around.store.deployment.id_key, who.subject, host.context.run_id)
@@ -146,7 +146,7 @@ class HostRuns:
             if found is None:
                 return _NOT_FOUND
             told = await self._node.around.shell.tell(found.actor, command, command_id=command_id)
-            if isinstance(told.answer, Refusal):
+            if not _carried_out(told, RunCancelled):
                 return _refused(told)
             if not told.heads.owner:  # else its executor gives the slot back, once it has stopped
                 await self._node.released(found.actor)
@@ -176,7 +176,7 @@ class HostRuns:
             if found is None:
                 return _NOT_FOUND
             told = await self._node.told(found.actor, command, command_id=command_id)
-            if isinstance(told.answer, Refusal):
+            if not _carried_out(told, RunResumed):
                 return _refused(told)
             if any(isinstance(event, RunResumed) and event.again for event in told.events):
                 await self._taken_over(found.actor, told.heads)
@@ -247,7 +247,7 @@ class HostRuns:
         )
         if isinstance(told.answer, Refusal):
             if told.answer.problem.code in _TOO_LARGE:
-                raise Refused.of(told.answer.problem)
+                raise Refused("BODY_TOO_LARGE", told.answer.problem.message)
             return _refused(told)
         if isinstance(told.state, run.Live) and upkeep.is_in_line(told.state):
             await self._lined_up(actor, told.state)
@@ -287,7 +287,7 @@ class HostRuns:
         except TooLate:
             told = await self._node.told(found.actor, calls.Expire(command.awaits_audit))
             return _refused(told)
-        if isinstance(told.answer, Refusal):
+        if not _carried_out(told, ReviewSettled, ReviewSettling):
             return _refused(told)
         await self._settled(found.actor, told, command.approval_id)
         await self._gave_back(command.approval_id)
@@ -310,8 +310,8 @@ class HostRuns:
             return
         else:
             events = await self._node.around.shell.events(actor)
-            mine = [e for e in events if isinstance(e, ReviewSettled | ReviewSettling) and e.approval_id == approval_id]
-            settled = next((event for event in mine if isinstance(event, ReviewSettled)), None)
+            answers = [event for event in events if isinstance(event, ReviewSettled)]
+            settled = next((answer for answer in answers if answer.approval_id == approval_id), None)
         if settled is None:
             raise Refused.of(calls.UNAUDITED)
 
@@ -330,6 +330,16 @@ class HostRuns:
             await self._node.take_over(actor)
         except (errors.Fenced, Unavailable):
             log.info("run %s is carried on elsewhere", actor)
+
+
+def _carried_out(told: Told, *kinds: type[RunEvent]) -> bool:
+    """Whether a command did what it asked for: not so if it was refused, or if its record was too large and ended the run.
+
+    What came again is known by its id alone where the log was folded into a snapshot meanwhile.
+    """
+    if isinstance(told.answer, Refusal):
+        return False
+    return not told.events or any(isinstance(event, kinds) for event in told.events)
 
 
 def _refused(told: Told) -> Outcome:

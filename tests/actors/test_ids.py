@@ -6,13 +6,15 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.ids import derived, job_of_key, run_of_key, sibling
+from actors.ids import derived, host_key, job_of_key, run_of_host, run_of_key, sibling
 
 KEY = bytes(range(32))
 
 
 def test_an_id_derived_once_is_the_same_for_ever() -> None:
     assert run_of_key(KEY, "ann", "k1") == "b690ffc5-ebfa-889e-b642-be62a62047db"
+    assert run_of_host(KEY, "ann", "run-1") == "8f602a66-ac6f-8025-9908-ba701061cd37"
+    assert host_key(KEY, "ann", "create_run", "k1") == "f3592b00-59dd-8b07-acdd-f9ba7e5a4354"
 
 
 @given(st.text(), st.text())
