@@ -8,6 +8,8 @@ from hypothesis import settings
 
 EXHAUSTIVE = (
     "actors/test_crash.py",
+    "actors/test_host_properties.py",
+    "actors/test_host_runtime.py",
     "actors/test_job_crash.py",
     "actors/test_races.py",
     "actors/test_run_properties.py",
@@ -15,6 +17,9 @@ EXHAUSTIVE = (
     "actors/test_session_crash.py",
     "actors/test_session_properties.py",
     "actors/test_tools_crash.py",
+    "api/host/test_host_crash.py",
+    "api/host/test_hostile.py",
+    "api/host/test_vectors.py",
     "eventstore/test_barrier.py",
     "eventstore/test_cluster.py",
     "eventstore/test_differential.py",

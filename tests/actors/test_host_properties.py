@@ -5,7 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -37,7 +36,6 @@ from tests.actors.test_call_properties import _any, _Fresh, _right
 from tests.host_client import body_taken, page_taken
 from tests.host_rules import host_rules
 
-pytestmark = pytest.mark.exhaustive
 quick = settings(max_examples=30)
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "host-lifecycle.json").read_text(encoding="utf-8"))
 NAME = "run-1"

@@ -24,8 +24,6 @@ from projections.views import host_view
 from tests.actors.reviewing import SCHEMA, accepted
 from tests.actors.runs import ARTIFACT, NOW, folded
 
-pytestmark = pytest.mark.exhaustive
-
 SCENARIOS = json.loads((Path(__file__).parents[1] / "vectors" / "host-lifecycle.json").read_text(encoding="utf-8"))[
     "runtimeScenarios"
 ]

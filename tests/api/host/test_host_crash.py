@@ -21,7 +21,7 @@ from tests.actors.test_crash import Dying
 from tests.api.host.hosting import ENDS, Desk, creating, hosting
 from tests.host_client import Object
 
-pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
+pytestmark = pytest.mark.anyio
 
 SHORT = NodeSettings(lease_ms=150, routine_ms=20, permit_begin_ms=5_000, reassured_s=0.05, drain_s=0.01)
 LATER_MS = 60_000

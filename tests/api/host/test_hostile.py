@@ -17,7 +17,7 @@ from tests.api.host.hosting import Desk, hosting, policy, rounds
 from tests.api.host.test_host_runs import reviewed
 from tests.host_client import OPERATIONS, STATUSES, envelope, whole
 
-pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
+pytestmark = pytest.mark.anyio
 
 COUNT = 10_000 if os.environ.get("SLOW_TESTS") else 1_500
 NAMES = ["run-1", "run-2", "a/b", "ü", "0b6c2a52-6d0e-4f7e-9a41-5f2f5f3b7c10", "x" * 600, "\u0000", "__proto__"]

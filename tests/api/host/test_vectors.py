@@ -16,7 +16,7 @@ from tests.api.host.vectors import Stub
 from tests.host_client import RefusedToSend, Rejected, body_taken, built, page_taken, taken, whole
 from tests.host_client import envelope as sent
 
-pytestmark = [pytest.mark.anyio, pytest.mark.exhaustive]
+pytestmark = pytest.mark.anyio
 
 DISPATCHER, EVENTS = vectors.read("dispatcher"), vectors.read("events")
 
