@@ -12,7 +12,7 @@ import anyio
 from actors import errors, run, upkeep
 from actors.errors import Problem
 from actors.events import RunAccepted
-from actors.plan import Claiming, Hold
+from actors.plan import Claiming
 from actors.shell import TooLate
 from actors.telemetry import ABOUT, About
 from eventstore.store import Caps, Claim, Dispatched, HistoryLost, Store, Unavailable
@@ -134,7 +134,7 @@ class Worker:
             not_after_ms=node.settings.store_by(dispatched.begin_by_ms),
         )
         if told.events and isinstance(told.state, run.Live):
-            node.execute(told.state, Hold.of(run_id, told.heads), sent, node.claim_of(told.state))
+            node.execute(run_id, told, sent, node.claim_of(told.state))
         elif isinstance(told.state, run.Ended):
             await node.released(run_id)
 

@@ -16,7 +16,7 @@ from actors import by_hand, calls, dispatch, host_key, ids, model_call, prompt, 
 from actors.activity import IDLE, FeedItems
 from actors.audit import Sink
 from actors.companions import APPROVALS_POOL, TICKETS_POOL, requested_record
-from actors.errors import Problem
+from actors.errors import Fenced, Problem
 from actors.events import RunAccepted, ToolCall
 from actors.jsontext import strict_json
 from actors.model_call import Answered
@@ -24,7 +24,7 @@ from actors.plan import Hold
 from actors.ports import Model, ModelRequest, Policy, PolicyContext, Tool
 from actors.shell import RETRY_MS_MAX, Overfull, Shell, Told, TooLate
 from actors.telemetry import SILENT, Noted, Telemetry, labels_of, outcome_of
-from eventstore.store import Caps, Claim, Store, Unavailable
+from eventstore.store import Caps, Claim, Heads, Store, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -327,14 +327,25 @@ class Executor:
         """The run as somebody else moved it on; what it waited for may have been progress, or none."""
         while True:
             try:
-                state, _ = await self._around.shell.state(self._hold.actor)
+                state, heads = await self._around.shell.state(self._hold.actor)
             except Unavailable as pause:
                 await anyio.sleep(min(pause.retry_after_ms, RETRY_MS_MAX) / 1_000)
                 continue
             self._progress_s = anyio.current_time()
             if isinstance(state, run.Live) and state.open is not None:
                 self._progress_s -= max(0, self._around.store.now_ms() - state.open.active_ms) / 1_000
-            return state
+            return self._ours(state, heads)
+
+    def _ours(self, state: run.State, heads: Heads) -> run.State:
+        """*state*, which is ours to carry on.
+
+        Raises:
+            Fenced: by *heads* it is another's, whose started calls must not be made here again.
+        """
+        mine = (heads.owner, heads.epoch) == (self._around.store.node, self._hold.epoch)
+        if not mine and isinstance(state, run.Live) and not _needs_nobody(state):
+            raise Fenced
+        return state
 
     def _activity(self, state: run.Live) -> dict[str, Any]:
         return {
@@ -386,8 +397,7 @@ class Executor:
                     self._slot.lapse()
                 return await self._caught_up()
             else:
-                state: run.State = told.state
-                return state
+                return self._ours(told.state, told.heads)
 
 
 async def _noted(telling: AbstractContextManager[Noted], errand: Awaitable[run.Command]) -> run.Command:

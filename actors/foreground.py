@@ -15,7 +15,7 @@ from actors.events import SessionTurn
 from actors.fingerprint import fingerprint
 from actors.ids import run_of_key, sibling
 from actors.node import Node, mono_ms
-from actors.plan import Claiming, Hold
+from actors.plan import Claiming
 from actors.request import RunRequest
 from actors.sessions import Holder, Sessions, everything_of
 from actors.shell import TRIES, Moved, Told, TooLate
@@ -309,7 +309,7 @@ class Foreground:
             raise Refused.of(told.answer.problem)
         if not told.events:
             return told
-        node.execute(told.state, Hold.of(run_id, told.heads), sent, begun.claim)
+        node.execute(run_id, told, sent, begun.claim)
         return _Followed(run_id, self._feeds, node, run.grace_ms(told.state))
 
     async def _replayed(self, run_id: str, state: run.State, heads: Heads) -> Attended:

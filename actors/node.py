@@ -177,11 +177,18 @@ class Node:
 
     # What the host asks.
 
-    def execute(self, state: run.State, hold: Hold, sent_mono_ms: int, claim: Claim | None) -> None:
-        """Carry out a run that is ours from now on; it begins at once and ends by itself."""
-        origin = state.accepted.origin if isinstance(state, run.Live) else "foreground"
-        slot = Slot(started=isinstance(state, run.Live) and state.started)
-        execution = Execution(hold, Holding(sent_mono_ms, self.settings.lease_ms), claim, slot, origin)
+    def execute(self, run_id: str, told: Told, sent_mono_ms: int, claim: Claim | None) -> None:
+        """Carry out a run that *told* makes ours from now on; it begins at once and ends by itself.
+
+        Where the answer came so late that the run is another's by now, or in our hands already, nothing is done.
+        """
+        state, hold, before = told.state, Hold.of(run_id, told.heads), self.executing.get(run_id)
+        known = before is not None and before.hold.epoch == hold.epoch
+        if told.heads.owner != self.around.store.node or known or not isinstance(state, run.Live):
+            return
+        slot = Slot(started=state.started)
+        lease = Holding(sent_mono_ms, self.settings.lease_ms)
+        execution = Execution(hold, lease, claim, slot, state.accepted.origin)
         if claim is not None and not slot.started:
             self._waiters[claim.holder] = execution
         self.executing[hold.actor] = execution
@@ -197,12 +204,8 @@ class Node:
         told = await self.around.shell.tell(
             run_id, command, command_id=command_id or self.around.fresh_id(), claim=claim, not_after_ms=not_after_ms
         )
-        before = self.executing.get(run_id)
-        # Maybe it is still on its way out, since the run waits for nobody but this answer.
-        known = before is not None and before.hold.epoch == told.heads.epoch
-        ours = told.events and told.heads.owner == self.around.store.node and not known
-        if ours and isinstance(told.state, run.Live):
-            self.execute(told.state, Hold.of(run_id, told.heads), sent, self.claim_of(told.state))
+        if told.events:
+            self.execute(run_id, told, sent, self.claim_of(told.state))
         return told
 
     async def over(self, actor: str) -> None:
@@ -279,7 +282,7 @@ class Node:
             about = About(store.node, actor, told.heads.epoch)
             log.warning("took over run %s at epoch %s", actor, about.epoch, extra=about._asdict())
             self.around.telemetry.took_over()
-            self.execute(told.state, Hold.of(actor, told.heads), sent, self.claim_of(told.state))
+            self.execute(actor, told, sent, self.claim_of(told.state))
 
     async def _nothing_shown(self, actor: str) -> int | None:
         """Where the feed of *actor* stands, if nothing was shown since its last fact: the call in flight may be made again."""

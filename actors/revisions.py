@@ -23,6 +23,20 @@ Status: TypeAlias = Literal[
     "created", "running", "waiting_for_approval", "completed", "failed", "cancelled", "timed_out"
 ]
 DEADLINE_REACHED = "DEADLINE_REACHED"
+COUNTED = frozenset[type](
+    {
+        RunAccepted,
+        RunStarted,
+        ReviewAsked,
+        ReviewSettled,
+        RunResumed,
+        ToolCompleted,
+        RunCompleted,
+        RunFailed,
+        RunCancelled,
+    }
+)
+"""Events that may be Host events; of a long log most are not, and need not be looked at closer."""
 _TIMED_OUT = frozenset({DEADLINE_REACHED, "APPROVAL_EXPIRED", "IDLE_TIMEOUT"})
 
 

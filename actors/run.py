@@ -335,15 +335,19 @@ def _claimed(state: State, command: Accept | ReserveKey | BurnKey, now_ms: int) 
 def evolve(state: State, event: RunEvent) -> State:
     """The state after *event*; events are facts, so this never refuses one."""
     after = _evolved(state, event)
-    if not isinstance(after, Live | Ended):
-        return after
-    before = state if isinstance(state, Live) else None
-    added = revisions.added(
-        event, started=before is not None and before.started, by_hand=before is not None and by_hand.is_by_hand(before)
-    )
-    if not added:
-        return after
-    return msgspec.structs.replace(after, revision=(0 if before is None else before.revision) + added)
+    return _counted(state, event, after) if type(event) in revisions.COUNTED else after
+
+
+def _counted(state: State, event: RunEvent, after: State) -> State:
+    """*after* at its revision: the number of the run's Host events."""
+    match state, after:
+        case New(), Live():
+            return msgspec.structs.replace(after, revision=1)
+        case Live(), Live() | Ended():
+            added = revisions.added(event, started=state.started, by_hand=by_hand.is_by_hand(state))
+            return msgspec.structs.replace(after, revision=state.revision + added)
+        case _:
+            return after
 
 
 def _evolved(state: State, event: RunEvent) -> State:

@@ -12,7 +12,7 @@ from actors.decisions import Caller
 from actors.dispatch import POOL
 from actors.events import ToolFact
 from actors.node import NodeSettings, mono_ms
-from actors.plan import Claiming, Hold
+from actors.plan import Claiming
 from actors.ports import ModelContext, ModelRequest, Probe, ProviderInfo, ToolCall, ToolMessage, Turn
 from actors.request import Features
 from eventstore.endpoint import Endpoint
@@ -109,5 +109,5 @@ async def start_job(host: Host) -> str:
     told = await around.shell.tell(
         run_id, command, command_id=claim.holder, claim=claiming, fresh=True, not_after_ms=permit.begin_by_ms
     )
-    host.node.execute(told.state, Hold.of(run_id, told.heads), sent, claim)
+    host.node.execute(run_id, told, sent, claim)
     return run_id

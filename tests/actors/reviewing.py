@@ -15,7 +15,7 @@ from actors.decisions import Caller
 from actors.dispatch import POOL
 from actors.events import Origin, RunEvent, ToolCall, ToolFact
 from actors.node import NodeSettings, mono_ms
-from actors.plan import Claiming, Hold
+from actors.plan import Claiming
 from actors.ports import Model, ModelContext, ModelRequest, Tool, ToolContext, ToolDefinition, ToolMessage, Turn
 from actors.request import Features
 from eventstore.memory import Memory
@@ -179,7 +179,7 @@ async def begun(host: Host, *tools: ToolFact, origin: Origin = "job", **members:
         fresh=True,
         not_after_ms=permit.begin_by_ms,
     )
-    node.execute(told.state, Hold.of(run_id, told.heads), sent, claim)
+    node.execute(run_id, told, sent, claim)
     return run_id
 
 

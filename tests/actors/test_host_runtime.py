@@ -13,7 +13,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from actors import by_hand, calls, run
+from actors import by_hand, calls, codec, run
 from actors.decider import Refusal
 from actors.errors import Problem
 from actors.events import HostContext, HostRun, RunEvent, ToolFact
@@ -235,3 +235,24 @@ def _same_events(runtime: Runtime, do: Any, expect: Any) -> None:
     events = [one for one in host_feed.whole("run-1", runtime.log)[1] if one.sequence > do["after"]]
     known = {event.type for event in host_feed.whole("run-1", runtime.log)[1]}
     assert [event.type for event in events] == [name for name in expect["eventTypes"] if name in known]
+
+
+CATALOGUE = {
+    one["type"]: one
+    for one in json.loads((Path(__file__).parents[1] / "vectors" / "host-events.json").read_text(encoding="utf-8"))[
+        "catalogue"
+    ]
+}
+LOGS = sorted(path for path in (Path(__file__).parent / "logs").glob("*.jsonl") if "." not in path.stem)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_every_event_of_every_old_log_is_one_of_the_catalogue(path: Path) -> None:
+    _, events = host_feed.whole("run-1", [codec.decode_run(line) for line in path.read_bytes().splitlines()])
+    for event in events:
+        known = CATALOGUE[event.type]
+        assert (event.status, bool(event.call_id)) == (known["status"], known["toolCallId"])
+        if isinstance(known["data"], dict):
+            assert event.data.keys() == known["data"].keys() - {"idempotency_key"}
+        elif known["data"] is None:
+            assert event.data is None

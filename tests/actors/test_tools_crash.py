@@ -3,13 +3,14 @@
 Decisions and results are given through the dying node as well, so that every step of theirs is one of those it dies at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from actors import run
 from actors.codec import decode_run
@@ -29,7 +30,9 @@ from actors.events import (
     TurnCompleted,
 )
 from actors.node import NodeSettings
+from actors.ports import ToolContext
 from eventstore.memory import Memory, MemoryStore
+from eventstore.store import Append, Outcome
 from runstream.host import Host
 from tests.actors.reviewing import (
     APPLICATION,
@@ -42,6 +45,7 @@ from tests.actors.reviewing import (
     call,
     companions_of,
     fact,
+    open_companion,
     tooled,
     using,
 )
@@ -52,6 +56,7 @@ pytestmark = pytest.mark.anyio
 
 SHORT = NodeSettings(lease_ms=150, routine_ms=25, permit_begin_ms=5_000, reassured_s=0.05, drain_s=0.01)
 AT_ONCE = 12
+CALL = {"id": "c1", "name": "reviewed", "arguments": {"n": 1}}
 REPEATABLE = fact("host", idempotent=True)
 POOLS = ("runs", "approvals", "tickets")
 TERMINAL = RunCompleted | RunFailed | RunCancelled
@@ -211,3 +216,72 @@ def _under_way(log: Sequence[RunEvent]) -> bool:
 def _in_a_model_call(log: Sequence[RunEvent]) -> bool:
     steps = sum(isinstance(event, StepStarted) for event in log)
     return steps > sum(isinstance(event, TurnCompleted) for event in log)
+
+
+class HeldTool(CountingTool):
+    """A tool that takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__("reviewed", reviewed=True)
+        self.entered, self.gate = anyio.Event(), anyio.Event()
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> object:
+        self.entered.set()
+        await self.gate.wait()
+        return await super().call(arguments, context)
+
+
+class Resending(MemoryStore):
+    """A store that hears of its next append of *kind* only once it has sent that again."""
+
+    def __init__(self, memory: Memory, node: str, kind: bytes) -> None:
+        super().__init__(memory, node)
+        self.sent, self.again = anyio.Event(), anyio.Event()
+        self._kind = kind
+
+    async def append(self, append: Append) -> Outcome:
+        outcome = await super().append(append)
+        if not self.sent.is_set() and any(self._kind in event.data for part in append.parts for event in part.events):
+            self.sent.set()
+            await self.again.wait()
+            outcome = await super().append(append)
+        return outcome
+
+
+async def test_who_hears_late_that_a_question_was_put_repeats_no_call_that_another_node_makes() -> None:
+    memory, held, mine = new_memory(), HeldTool(), CountingTool("reviewed", reviewed=True)
+    late, calm = Resending(memory, "n1", b"review.asked"), replace(SHORT, lease_ms=60_000)
+    async with (
+        tooled(using(call("reviewed")), late, mine, node=calm) as one,
+        tooled(using(call("reviewed")), MemoryStore(memory, "n2"), held, node=calm) as two,
+    ):
+        run_id = await begun(one, REVIEWED)
+        await late.sent.wait()
+        await two.decisions.decide(anybody(), open_companion(memory, "approval"), run_id, CALL, "approve")
+        await held.entered.wait()
+        late.again.set()
+        await until(lambda: run_id not in one.node.executing)
+        held.gate.set()
+        await ended(two, run_id)
+        assert (len(mine.seen), len(held.seen)) == (0, 1)
+
+
+async def test_who_hears_late_that_it_took_a_run_over_leaves_it_to_whoever_has_it_by_then() -> None:
+    memory, held, mine = new_memory(), HeldTool(), CountingTool("reviewed", reviewed=True)
+    late = Resending(memory, "n1", b"review.settled")
+    calm = replace(SHORT, lease_ms=60_000)
+    async with (
+        tooled(using(call("reviewed")), late, mine, node=replace(calm, lease_ms=SHORT.lease_ms)) as one,
+        tooled(using(call("reviewed")), MemoryStore(memory, "n2"), held, node=SHORT) as two,
+    ):
+        run_id = await begun(two, REVIEWED)
+        await until(lambda: bool(open_companion(memory, "approval")))
+        async with anyio.create_task_group() as tasks:
+            approval_id = open_companion(memory, "approval")
+            tasks.start_soon(one.decisions.decide, anybody(), approval_id, run_id, CALL, "approve")
+            await late.sent.wait()
+            await held.entered.wait()  # the claim has lapsed, and the other node has taken over
+            late.again.set()
+        held.gate.set()
+        await ended(two, run_id)
+        assert (len(mine.seen), len(held.seen)) == (0, 1)

@@ -45,7 +45,7 @@ async def test_it_does_so_however_the_bytes_come(way: str, dialect: Dialect) -> 
 
 
 @SLOW
-@pytest.mark.exhaustive
+@pytest.mark.rules
 @pytest.mark.parametrize("dialect", DIALECTS, ids=named)
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_case_passes_however_the_bytes_come(way: str, dialect: Dialect) -> None:

@@ -266,8 +266,9 @@ async def test_a_stream_of_a_history_that_is_lost_is_refused_without_a_word_of_i
     async with door(saying("done")) as at:
         await at.desk.create("run-1")
         assert at.desk.host.agent_host is not None
-        at.desk.host.agent_host.reading._store = Failing(MemoryStore(new_memory(), "n9"))
-        at.desk.host.agent_host.reading._store.lost = True
+        shown: Any = at.desk.host.agent_host.reading
+        shown._store = Failing(MemoryStore(new_memory(), "n9"))
+        shown._store.lost = True
         told = await sent(at.app, "GET", b"/host/v1/runs/run-1/events", [ANN])
         assert judged(told)["error"]["code"] == "internal"
         assert at.app.parts.faults.count == 1
