@@ -11,6 +11,7 @@ import anyio
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
+from typing_extensions import override
 
 from actors import run
 from actors.codec import decode_run
@@ -225,6 +226,7 @@ class HeldTool(CountingTool):
         super().__init__("reviewed", reviewed=True)
         self.entered, self.gate = anyio.Event(), anyio.Event()
 
+    @override
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> object:
         self.entered.set()
         await self.gate.wait()
@@ -239,6 +241,7 @@ class Resending(MemoryStore):
         self.sent, self.again = anyio.Event(), anyio.Event()
         self._kind = kind
 
+    @override
     async def append(self, append: Append) -> Outcome:
         outcome = await super().append(append)
         if not self.sent.is_set() and any(self._kind in event.data for part in append.parts for event in part.events):
