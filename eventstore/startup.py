@@ -238,6 +238,7 @@ async def deployment(link: Link, fresh: Deployment, pinned_id: str = "", pinned_
         StartupRefused: it is not the pinned one, has other partitions or layout, or a record is lost.
     """
     tags = keys.tags(fresh.partitions)
+    laid = await link.call("HGET", keys.meta(keys.LEDGER_TAG), _LAID) is not None  # first: others may lay them now
     here, there = await _records(link, tags)
     if here is None and any(there):
         raise StartupRefused("partitions exist, but the record of the deployment is gone: restore {g}:meta or all data")
@@ -246,7 +247,7 @@ async def deployment(link: Link, fresh: Deployment, pinned_id: str = "", pinned_
         here, there = await _records(link, tags)
     found = _decoded(here)
     _compare(found, fresh, pinned_id, pinned_key)
-    await _lay(link, found, tags, there)
+    await _lay(link, found, tags, there, laid=laid)
     return found
 
 
@@ -309,7 +310,9 @@ async def _records(link: Link, tags: Sequence[str]) -> tuple[bytes | None, Seque
     return here, there
 
 
-async def _lay(link: Link, found: Deployment, tags: Sequence[str], there: Sequence[bytes | None]) -> None:
+async def _lay(
+    link: Link, found: Deployment, tags: Sequence[str], there: Sequence[bytes | None], *, laid: bool
+) -> None:
     """Give every partition its record, once; afterwards a missing or different one is refused."""
     mine = _mine(found)
     for tag, record in zip(tags, there, strict=True):
@@ -317,7 +320,7 @@ async def _lay(link: Link, found: Deployment, tags: Sequence[str], there: Sequen
             raise StartupRefused(f"partition {tag} belongs to another deployment or layout: {record!r}, not {mine!r}")
     if None not in there:
         return
-    if await link.call("HGET", keys.meta(keys.LEDGER_TAG), _LAID) is not None:
+    if laid:
         lost = [tag for tag, record in zip(tags, there, strict=True) if record is None]
         raise StartupRefused(
             f"the records of partitions {', '.join(lost[:5])} are lost, and so may be runs: restore them"

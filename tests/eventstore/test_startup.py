@@ -1,14 +1,15 @@
 """Start-up checks: what a profile demands of a server, and whether it is our deployment."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from eventstore import keys, startup
 from eventstore.fake_link import fake_server, open_fake_link
-from eventstore.link import Call, Link, ReplyError, Unfit
+from eventstore.link import Call, Link, ReplyError, Unfit, Word
 from eventstore.local import private_server
 from eventstore.socket_link import bare_call, open_link
 from eventstore.startup import Facts, Guard, Profile, StartupRefused, findings
@@ -170,6 +171,27 @@ async def test_the_first_node_creates_the_deployment_and_all_others_find_it(link
     other = Deployment("d2", 4, b"key two")
     assert await startup.deployment(link, other) == FRESH
     assert await startup.deployment(link, other, pinned_id="d1", pinned_key=b"key one") == FRESH
+
+
+async def test_nodes_that_start_at_once_on_an_empty_server_lose_nothing_to_each_other(link: Link) -> None:
+    class Overtaken:
+        """A link that is overtaken by another node's start after its first look at the records."""
+
+        call, script = link.call, link.script
+
+        def __init__(self) -> None:
+            self.looked = False
+
+        async def pipeline(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
+            replies = await link.pipeline(commands)
+            if not self.looked:
+                self.looked = True
+                await startup.deployment(link, FRESH)
+            return replies
+
+    # The other has written the first record, and no partition's.
+    await link.call("HSETNX", keys.meta(keys.LEDGER_TAG), "deployment", msgspec.json.encode(FRESH))
+    assert await startup.deployment(Overtaken(), Deployment("d2", FRESH.partitions, b"key two")) == FRESH
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ partitions = 4
 tools = "tests.system.recorded"
 redis = {{ socket = "{redis.socket}" }}
 approvals = {{ interactive = true }}
+host = {{ enabled = false }}
 node = {{ lease_ms = {LEASE_MS}, routine_ms = 250, drain_s = 0 }}
 scheduling = {{ total = 1000, per_subject = 1000 }}
 """
