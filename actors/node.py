@@ -37,6 +37,8 @@ T = TypeVar("T")
 RENEWED_AT_ONCE_MAX = 64
 SWEPT_S_MIN = 0.1
 """A partition is swept no more often, whatever is due there."""
+SWEPT_APART = 8
+"""Into how many parts of a routine the sweeps are spread, for all at once would hold up what else is sent."""
 CLIENTS_S = 0.25
 """How often it is looked whose attached clients must be made known again; the shortest grace is a second."""
 SHUTTING_DOWN = Problem("CANCELLED", "The host is shutting down.")
@@ -548,13 +550,15 @@ class Node:
     async def _sweep(self, partition: int) -> None:
         """Sweep a partition each routine, and in between when something there is due."""
         routine_s = self.settings.routine_ms / 1_000
+        longest_s = routine_s * (partition % SWEPT_APART + 1) / SWEPT_APART
         while True:
             began, due = anyio.current_time(), inf
             try:
                 due = await self._sweep_one(partition)
             except Exception:
                 log.exception("to sweep partition %d failed and is tried again", partition)
-            await anyio.sleep_until(min(began + routine_s, max(began + SWEPT_S_MIN, due)))
+            await anyio.sleep_until(min(began + longest_s, max(began + SWEPT_S_MIN, due)))
+            longest_s = routine_s
 
     async def _sweep_one(self, partition: int) -> float:
         """Do what is due there; when the next is due by the loop's clock, never where nothing is."""

@@ -186,10 +186,10 @@ async def _caught_up(node: Node, run_id: str, after: int, last: int) -> tuple[fl
 async def _viewers() -> list[Figure]:
     """Measure appends of one run beside many idle viewers of others, and what those cost Redis."""
     async with _server() as server, _node(server) as node, open_link(server.endpoint) as link:
+        runs = [await node.submitted(f"idle.{number}", "idle") for number in range(VIEWED)]
         await _spoken(node, "warm", 100)
         alone = await _spoken(node, "alone", WORDS)
         connections = await _connections(link)
-        runs = [await node.submitted(f"idle.{number}", "idle") for number in range(VIEWED)]
         viewers: list[Connection] = []
         for number in range(_viewers_possible()):
             viewers.append(await node.following(runs[number % VIEWED]))
@@ -198,7 +198,7 @@ async def _viewers() -> list[Figure]:
         for _, writer in viewers:
             writer.close()
     ratio = beside / alone
-    name = f"one run of {WORDS:,} events beside {len(viewers):,} idle viewers of {VIEWED} other runs, same node"
+    name = f"one run of {WORDS:,} events beside {len(viewers):,} idle viewers of {VIEWED} other runs that this node has"
     return [
         Figure(
             f"{name}: p99 of its appends, against without them",

@@ -23,6 +23,7 @@ from api.server import Config, Listening, serve
 from bench.serving import TOKEN
 from eventstore.store import Append, Part, Recorded
 from projections import wire_feed
+from runstream import remembering
 from runstream.host import Host
 from runstream.keeping import JobsSettings
 from runstream.sections import SchedulingSettings
@@ -131,6 +132,7 @@ async def main(socket: str) -> None:
                 serve(host.app, Config(port=0, drain_s=0), on_ready=listening.set_result, drain=host.close)
             )
             at = await listening
+            remembering.settle()
             print(at.port, host.store.node, flush=True)
             await _wishes(host, noted)
             at.stop()

@@ -10,6 +10,7 @@ import anyio
 
 import runstream
 from api.server import Config, Listening, serve
+from runstream import remembering
 from runstream.checking import NO_TOKEN_MEND
 from runstream.host import Host
 from runstream.reading import Fault
@@ -42,6 +43,7 @@ async def _served(host: Host, settings: Settings, on_ready: Callable[[Listening]
 
         def ready(listening: Listening) -> None:
             _log.info("serving at %s", listening.url, extra=node)
+            remembering.settle()
             host.begin()
             on_ready(listening)
 
