@@ -81,6 +81,10 @@ class _Tail:
             self._break()
         self._wake()
 
+    def read_to(self, head: int) -> None:
+        """Note that the reader found the feed at *head*, and reads it up to there."""
+        self._last = max(self._last, head)
+
     def compare(self, head: int, *, ended: bool) -> None:
         """Note where the feed stands; one that is not where it was heard to stand must be read."""
         if head < self._last:

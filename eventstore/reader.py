@@ -49,7 +49,7 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
             try:
                 if tail is None:
                     tail = await stack.enter_async_context(store.follow(actor))
-                news = await _read(store, actor, last) if behind else await tail.heard(heartbeat_s)
+                news = await _read(store, actor, last, tail) if behind else await tail.heard(heartbeat_s)
             except CursorAhead as error:
                 if last > after:  # it was no cursor: those items were sent
                     raise HistoryLost(actor) from error
@@ -75,13 +75,14 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
                 return
 
 
-async def _read(store: Store, actor: str, after: int) -> Heard:
-    """Read the feed once, as if it had been heard; refuses a cursor that does not fit it."""
+async def _read(store: Store, actor: str, after: int, tail: Tail) -> Heard:
+    """Read the feed once, as if it had been heard by *tail*; refuses a cursor that does not fit it."""
     page = await store.page(actor, after)
     if after > page.heads.feed:
         raise CursorAhead(after, page.heads.feed)
     if after + 1 < page.heads.oldest:
         raise CursorTooOld(after, page.heads.oldest)
+    tail.read_to(page.heads.feed)
     return Heard(page.items, page.heads.feed, page.heads.ended)
 
 

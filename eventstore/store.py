@@ -326,6 +326,10 @@ class Tail(Protocol):
     lost: bool
     """Whether the store came back without what was shown here: whatever is read from now on is another history."""
 
+    def read_to(self, head: int) -> None:
+        """Note that the reader found the feed at *head*, and reads it up to there."""
+        ...
+
     async def heard(self, patience_s: float) -> Heard | None:
         """Wait for news and take all of it; None when *patience_s* passed in silence."""
         ...

@@ -343,10 +343,6 @@ async def test_where_heads_are_compared_a_silent_reader_asks_nothing_and_hears_w
         reads = feed.reads
         feed.hub.compare(A, 1, ended=False)
         assert [await anext(reader) for _ in range(3)] == [(), (), ()]
-        assert feed.reads <= reads + 1  # the first comparison tells what the reader knew from the feed
-        reads = feed.reads
-        feed.hub.compare(A, 1, ended=False)
-        assert [await anext(reader) for _ in range(3)] == [(), (), ()]
         assert feed.reads == reads
         feed.append(b"2", heard=False)
         feed.hub.compare(A, 2, ended=False)
