@@ -17,7 +17,7 @@ from providers.vendor_json import Count, arguments, decoded, encoded, given, is_
 BLOCKS_MAX = 1_025
 
 _ENDS: Mapping[str, bool] = {"end_turn": False, "stop_sequence": False, "tool_use": False, "max_tokens": True}
-"""Whether an end says that the output limit cut the answer; any other end is a failure."""
+"""Whether an end says that the output limit cut the answer; any other, `refusal` among them, is a failure (providers §6.3)."""
 _GROWING = ("text", "thinking", "signature")
 """The members of a block that come in pieces as they are; the arguments of a call come as pieces of JSON."""
 
@@ -212,8 +212,6 @@ def whole(data: bytes) -> Turn:
 
 
 def _turn(blocks: list[_Block], reason: str | None, told: _Usage | None) -> Turn:
-    if reason == "refusal":
-        raise failed("PROVIDER_REFUSAL")
     cut = _ENDS.get(reason or "")
     if cut is None:
         raise failed("PROVIDER_FAILED")

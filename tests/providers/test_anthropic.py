@@ -200,7 +200,7 @@ def test_what_was_read_is_told_only_if_every_part_is_known(first: Any, later: An
         ([START, STOP], "INVALID_PROVIDER_RESPONSE"),
         ([START, {"type": "message_delta"}], "INVALID_PROVIDER_RESPONSE"),
         ([START, ends(output_tokens=-1)], "INVALID_PROVIDER_RESPONSE"),
-        ([START, ends("refusal"), STOP], "PROVIDER_REFUSAL"),
+        ([START, ends("refusal"), STOP], "PROVIDER_FAILED"),
         ([START, ends("pause_turn"), STOP], "PROVIDER_FAILED"),
         (
             [START, tool(), delta("input_json_delta", partial_json='{"n'), end(), ends("max_tokens"), STOP],
