@@ -91,9 +91,9 @@ def call_of(run: str, call: str) -> str:
 
 
 async def held_in(link: Link) -> dict[str, list[str]]:
-    """Read who holds permits, by pool."""
+    """Read who holds permits that are in use, by pool; one that is not begun has the time at which it lapses."""
     return {
-        key.decode().split(":", 2)[2]: [one.decode() for one in await link.call("ZRANGE", key, 0, -1)]
+        key.decode().split(":", 2)[2]: [one.decode() for one in await link.call("ZRANGEBYSCORE", key, 0, 0)]
         for key in await link.call("KEYS", "{g}:held:*")
     }
 
