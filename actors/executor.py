@@ -410,15 +410,8 @@ async def _noted(telling: AbstractContextManager[Noted], errand: Awaitable[run.C
 
 def _waits_under(state: run.State, holder: str) -> bool:
     """Whether the run waits under the permit of *holder*; where it was moved on meanwhile, the permit lapses."""
-    return (
-        isinstance(state, run.Live)
-        and state.open is not None
-        and holder
-        in {
-            state.open.approval_id,
-            state.open.execution_id,
-        }
-    )
+    open_call = state.open if isinstance(state, run.Live) else None
+    return open_call is not None and holder in {open_call.approval_id, open_call.execution_id}
 
 
 def _needs_nobody(state: run.State) -> bool:

@@ -326,7 +326,7 @@ class Node:
 
     # Executing.
 
-    async def _executed(self, state: run.State, execution: Execution) -> None:
+    async def _executed(self, state: run.Live, execution: Execution) -> None:
         actor = execution.hold.actor
         executor = execution.executor = Executor(
             self.around,
@@ -362,17 +362,16 @@ class Node:
         idle, self._idle = self._idle, anyio.Event()
         idle.set()
 
-    async def _worked(self, executor: Executor, state: run.State, execution: Execution) -> None:
+    async def _worked(self, executor: Executor, state: run.Live, execution: Execution) -> None:
         """Let *executor* work, and tell of it."""
         about = About(self.around.store.node, execution.hold.actor, execution.hold.epoch)
         ABOUT.set(about)
-        if isinstance(state, run.Live):
-            with self.around.telemetry.run(labels_of(state.accepted), about) as noted:
-                try:
-                    with execution.scope:
-                        await executor.work(state)
-                finally:
-                    noted.outcome = execution.outcome
+        with self.around.telemetry.run(labels_of(state.accepted), about) as noted:
+            try:
+                with execution.scope:
+                    await executor.work(state)
+            finally:
+                noted.outcome = execution.outcome
 
     async def _may_start(self, execution: Execution) -> None:
         """Wait while the lease is too near its end to start anything new."""

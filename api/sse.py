@@ -1,9 +1,11 @@
 """Feed items as an event stream: frames, heartbeats, and the loop that sends them (runs §2)."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from time import monotonic
 
-from litestar.types import Send
+import anyio
+from litestar.types import Receive, Send
 
 from actors.viewing import digest_of
 from api import pipeline
@@ -25,6 +27,26 @@ _EARLY_S = 1.0
 
 class Torn(Exception):
     """The stream ended without its terminal event: the socket is destroyed, for any other end would be a lie."""
+
+
+@asynccontextmanager
+async def while_wanted(receive: Receive, closing: anyio.Event) -> AsyncGenerator[None]:
+    """Let the body go on until its end, the client's leaving, or the host's closing; the last two cut it short silently."""
+    async with anyio.create_task_group() as tasks:
+
+        async def left() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            tasks.cancel_scope.cancel()
+
+        async def closed() -> None:
+            await closing.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(left)
+        tasks.start_soon(closed)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 def frames(items: Sequence[Item]) -> bytes:

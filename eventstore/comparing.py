@@ -1,7 +1,7 @@
 """Tells the readers of a node where their feeds stand, again and again: what they heard was only a hint (DESIGN §6)."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import anyio
@@ -14,6 +14,7 @@ from eventstore.store import Unavailable
 COMPARED_S: Final = 10.0
 """How often all heads are asked for: whatever nobody heard of is found within this time."""
 _AT_ONCE: Final = 256
+log = logging.getLogger(__name__)
 
 
 class Piped(Protocol):
@@ -30,8 +31,17 @@ async def keep_comparing(hub: Hub, tag_of: Callable[[str], str], piped: Piped) -
         await anyio.sleep(COMPARED_S)
         for tag, actors in _by_tag(hub.followed, tag_of).items():
             for at in range(0, len(actors), _AT_ONCE):
-                with suppress(Unavailable):  # the next round comes
-                    await _compare(hub, tag, actors[at : at + _AT_ONCE], piped)
+                await _tried(hub, tag, actors[at : at + _AT_ONCE], piped)
+
+
+async def _tried(hub: Hub, tag: str, actors: Sequence[str], piped: Piped) -> None:
+    """Compare some, if that can be done now: the next round comes, and a node does not end of it."""
+    try:
+        await _compare(hub, tag, actors, piped)
+    except Unavailable:
+        log.debug("partition %s does not answer, and was not compared", tag)
+    except Exception:
+        log.exception("to compare the heads of partition %s failed and is tried again", tag)
 
 
 async def _compare(hub: Hub, tag: str, actors: Sequence[str], piped: Piped) -> None:

@@ -24,7 +24,7 @@ from api.host.failures import STATUSES, Failure, failure_of
 from api.host.reading import Gone, Seen
 from api.host.service import HostService
 from api.parts import Parts
-from api.sse import HEADERS, HEARTBEAT, RETRY_MS
+from api.sse import HEADERS, HEARTBEAT, RETRY_MS, while_wanted
 from eventstore.store import HistoryLost
 from projections.host_feed import HostEvent
 
@@ -103,31 +103,15 @@ async def _streamed(parts: Parts, call: Call, receive: Receive, seen: Seen, afte
     """Send what comes until the end, the client's leaving, or the host's closing."""
     assert parts.host is not None  # noqa: S101 - see above
     over = False
-    async with anyio.create_task_group() as tasks:
-
-        async def left() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            tasks.cancel_scope.cancel()
-
-        async def closing() -> None:
-            await parts.gate.closing.wait()
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(left)
-        tasks.start_soon(closing)
+    async with while_wanted(receive, parts.gate.closing):
         await call.send({"type": "http.response.start", "status": 200, "headers": [*call.admitted.headers, *HEADERS]})
         try:
             async with aclosing(parts.host.reading.follow(seen, after, parts.limits.heartbeat_s)) as batches:
                 await _sent(call.send, batches, parts.limits.heartbeat_s)
             over = True
-        except (
-            Gone,
-            HistoryLost,
-        ) as error:  # there is nothing to be told any more; a reader who comes back is told why
+        except (Gone, HistoryLost) as error:  # nothing more can be told; a reader who comes back is told why
             parts.faults.note(error, call.admitted.route)
             over = True
-        tasks.cancel_scope.cancel()
     if over:
         await call.send({"type": "http.response.body", "body": b"", "more_body": False})
     elif parts.gate.closing.is_set():

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 
-import anyio
 import msgspec
 from litestar.types import Receive
 from msgspec import Raw, Struct
@@ -15,7 +14,7 @@ from api import pipeline, problems
 from api.answers import Call, answer
 from api.grants import Principal, may_use_job
 from api.parts import Parts, Viewer
-from api.sse import RETRY_MS, Stream, dated_frames
+from api.sse import RETRY_MS, Stream, dated_frames, while_wanted
 from eventstore.reader import CursorAhead, CursorTooOld
 from eventstore.store import HistoryLost
 from projections import wire_feed
@@ -68,25 +67,12 @@ async def _served(parts: Parts, call: Call, receive: Receive, stream: Stream) ->
 async def _streamed(parts: Parts, receive: Receive, stream: Stream, watched: Watched) -> None:
     """Send what comes until the end, the client's leaving, or the host's closing."""
     refused: Refused | None = None
-    async with anyio.create_task_group() as tasks:
-
-        async def left() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            tasks.cancel_scope.cancel()
-
-        async def closing() -> None:
-            await parts.gate.closing.wait()
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(left)
-        tasks.start_soon(closing)
+    async with while_wanted(receive, parts.gate.closing):
         try:
             await stream.begin()
             await stream.follow(watched.batches)
         except (CursorAhead, CursorTooOld, HistoryLost) as error:
             refused = viewing.refused_by(error, watched.run_id)
-        tasks.cancel_scope.cancel()
     if refused is not None:
         raise refused
     if parts.gate.closing.is_set() and not stream.ended:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from eventstore import comparing, keys
+from eventstore.endpoint import beside
 from eventstore.fake_link import FakeLink, fake_server, open_fake_link, open_fake_messages
 from eventstore.fake_store import open_fake_store
 from eventstore.follow import followed
@@ -373,3 +374,22 @@ async def test_time_stands_still_where_redis_time_goes_back_but_not_for_ever(
         store._ahead_ms -= 3_600_000
         assert store.now_ms() < before_ms - 3_600_000
         assert "Redis time went back" in caplog.text
+
+
+async def test_a_comparison_that_fails_ends_neither_the_store_nor_the_ones_after_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "COMPARED_S", 0.02)
+    asked, again = list[int](), anyio.Event()
+
+    async def refused(*commands: Sequence[Word]) -> Sequence[Any]:
+        asked.append(len(commands))
+        if len(asked) == 3:
+            again.set()
+        raise ReplyError("NOPERM no") if len(asked) == 1 else Unavailable("a pause")
+
+    comparing_on = beside(lambda: comparing.keep_comparing(opened.store.hub, lambda _: TAG, refused))
+    async with opened.store.follow(RUN), comparing_on:
+        with anyio.fail_after(5):
+            await again.wait()
+    assert asked == [1] * len(asked)
