@@ -34,7 +34,7 @@ BEHIND, FIRST_MS, ALL_S, RESUMES = 5_000, 50.0, 0.5, 10
 VIEWERS, VIEWED, WORDS, SLOWER = 2_000, 50, 2_000, 1.5
 FOLLOWED, RUNS, P50_MS, P99_MS = 250, 4, 5.0, 25.0
 NODES, FASTER, ROUNDS = 2, 1.3, 2
-TALKING, TALKED_S = 160, 3.0
+TALKING, TALKED_S = 400, 3.0
 """Runs that want 50 appends a second each, which is more than two nodes can do here."""
 
 

@@ -50,8 +50,12 @@ Name = TypeVar("Name")
 
 MOVED_MS = 2_000
 """How far a sweep moves what it takes."""
+JUDGED = frozenset({"lease", "client"})
+"""What a sweep that may not judge leaves where it is."""
+PASSED_OVER = 8
+"""It looks at so many times more members than it may take."""
 SOON_MS = 250
-"""How far it moves a lapsed lease that it may not judge."""
+"""How soon it is to come again."""
 
 
 class Kept:
@@ -170,14 +174,15 @@ class Memory:
         """Take what is due."""
         now, due = self.clock(), self.due[partition]
         past = sorted((at, "|".join(member), member) for member, at in due.items() if at <= now)
+        seen = past if judging else [one for one in past[: most * PASSED_OVER] if one[2][1] not in JUDGED]
         ripe: list[Ripe] = []
-        for at, _, (actor, reason) in past[:most]:
+        for at, _, (actor, reason) in seen[:most]:
             lease_ms = due.get((actor, "lease"), 0) if reason == "work" else 0
-            moved_ms = SOON_MS if reason in {"lease", "client"} and not judging else MOVED_MS
-            due[actor, reason] = lease_ms if lease_ms > now else now + moved_ms
+            due[actor, reason] = lease_ms if lease_ms > now else now + MOVED_MS
             if lease_ms <= now:
                 ripe.append(Ripe(actor, reason, at))
-        return Swept(ripe, now, min(due.values(), default=0))
+        again_ms = min(due.values(), default=0)
+        return Swept(ripe, now, again_ms if judging or not due else max(again_ms, now + SOON_MS))
 
 
 def _by_score(member: tuple[str, int]) -> tuple[int, str]:

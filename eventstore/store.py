@@ -240,7 +240,7 @@ class Swept(NamedTuple):
     now_ms: int
     """Redis time."""
     next_ms: int
-    """When the next member is due, those that were moved included; 0 if nothing is."""
+    """When to sweep again: the next member is due then, those that were moved included; 0 if nothing is."""
 
 
 class Caps(Struct, frozen=True):
@@ -382,7 +382,7 @@ class Store(Protocol):
     async def sweep(self, partition: int, most: int = 32, *, judging: bool = True) -> Swept:
         """Take due members whose time has come.
 
-        Who may not judge yet whether a lease has lapsed (not *judging*) leaves it to be taken again soon, by anybody.
+        Who may not judge yet whether a lease has lapsed (not *judging*) leaves it, and `client`, for those who may.
         """
         ...
 

@@ -52,10 +52,10 @@ HOUR_MS = 3_600_000
 LONG_AGO_MS, FAR_MS = 1, 9_999_999_999_999
 
 
-def begin(command: str = "begin", owner: str | None = "one", lease_ms: int = HOUR_MS) -> Append:
+def begin(command: str = "begin", owner: str | None = "one", lease_ms: int = HOUR_MS, actor: str = RUN) -> Append:
     """A run accepted, started and claimed: two events, one item each."""
     events = (Event(b"accepted", 1), Event(b"started", 2))
-    part = Part(actor=RUN, log=0, events=events, feed=0, items=(b"a1", b"a2"), owner=owner, lease_ms=lease_ms)
+    part = Part(actor=actor, log=0, events=events, feed=0, items=(b"a1", b"a2"), owner=owner, lease_ms=lease_ms)
     return Append(command=command, parts=(part,))
 
 
@@ -768,14 +768,25 @@ async def test_a_sweep_that_moved_a_lapsed_lease_does_not_make_it_look_alive(sto
     await recorded(store, one("claim", CLAIM))
 
 
-async def test_who_may_not_judge_yet_leaves_a_lapsed_lease_to_be_taken_again_soon(store: Store, house: House) -> None:
+async def test_who_may_not_judge_yet_leaves_leases_to_those_who_may(store: Store, house: House) -> None:
     due = (Due(RUN, "client", 5), Due(RUN, "idle", 7))
-    await recorded(store, Append(command="begin", parts=begin(lease_ms=0).parts, due=due))
+    begun = await recorded(store, Append(command="begin", parts=begin(lease_ms=0).parts, due=due))
+    ends_ms = begun.parts[0].heads.lease_ms
     ripe, now_ms, next_ms = await store.sweep(0, judging=False)
-    assert {one.reason for one in ripe} == {"client", "idle", "lease"}
-    soon = {f"{RUN}|lease": now_ms + 250, f"{RUN}|client": now_ms + 250}
-    assert await house.due(0) == soon | {f"{RUN}|idle": now_ms + 2000}
+    assert list(ripe) == [Ripe(RUN, "idle", 7)]
+    assert await house.due(0) == {f"{RUN}|lease": ends_ms, f"{RUN}|client": 5, f"{RUN}|idle": now_ms + 2000}
     assert next_ms == now_ms + 250
+    assert list((await store.sweep(0)).ripe) == [Ripe(RUN, "client", 5), Ripe(RUN, "lease", ends_ms)]
+
+
+async def test_leases_it_may_not_judge_do_not_hide_what_a_sweep_may_take(store: Store, house: House) -> None:
+    runs = [f"{number:08x}{RUN[8:]}" for number in range(8, 40, 4)]
+    for run in runs:
+        await recorded(store, Append(command=f"b{run[:8]}", parts=begin(actor=run).parts, due=(Due(run, "client", 5),)))
+    await recorded(store, Append(command="begin", parts=begin().parts, due=(Due(RUN, "idle", 7),)))
+    assert list((await store.sweep(0, 1, judging=False)).ripe) == []
+    assert list((await store.sweep(0, 2, judging=False)).ripe) == [Ripe(RUN, "idle", 7)]
+    assert [(await house.due(0))[f"{run}|client"] for run in runs] == [5] * len(runs)
 
 
 async def test_unowned_work_is_taken(store: Store) -> None:
