@@ -110,18 +110,18 @@ async def _node(server: PrivateServer) -> AsyncGenerator[Node]:
 async def _takeover() -> list[Figure]:
     """Kill one node after the other while it has a job."""
     took: list[float] = []
-    async with _server() as server, open_link(server.endpoint) as link, _node(server) as _survivor:
+    async with _server() as server, open_link(server.endpoint) as link, _node(server) as survivor:
         for number in range(KILLS):
             async with _node(server) as victim:
-                took.append(await _taken_over(victim, link, f"k{number}"))
+                took.append(await _taken_over(victim, survivor, link, f"k{number}"))
     name = f"kill -9 to the next event of its job by another node, lease {LEASE_S:g} s: median (most)"
     kept = sum(one <= TAKEOVER_S for one in took)
     ours = f"{median(took):.2f} s ({max(took):.2f} s), {kept} of {KILLS}"
     return [Figure(name, ours, "-", "-", f"at most {TAKEOVER_S:g} s, {KILLS} of {KILLS}", kept == KILLS)]
 
 
-async def _taken_over(victim: Node, link: SocketLink, key: str) -> float:
-    run_id = await _owned(victim, link, key, "idle")
+async def _taken_over(victim: Node, survivor: Node, link: SocketLink, key: str) -> float:
+    run_id = await _owned(victim, survivor, link, key, "idle")
     (heads,) = await link.call("KEYS", f"*:h:{run_id}")
     killed_s = time.perf_counter()
     victim.process.send_signal(signal.SIGKILL)
@@ -132,16 +132,18 @@ async def _taken_over(victim: Node, link: SocketLink, key: str) -> float:
     return time.perf_counter() - killed_s
 
 
-async def _owned(node: Node, link: SocketLink, key: str, model: str) -> str:
-    """Submit jobs until *node* has one, and is in its model; its id."""
-    for number in range(100):
-        run_id = await node.submitted(f"{key}.{number}", model)
+async def _owned(node: Node, other: Node, link: SocketLink, key: str, model: str) -> str:
+    """Submit a job that *node* takes, for *other* stands still meanwhile; its id, once it is in its model."""
+    other.process.send_signal(signal.SIGSTOP)
+    try:
+        run_id = await node.submitted(key, model)
         (heads,) = await link.call("KEYS", f"*:h:{run_id}")
         while int(await link.call("HGET", heads, "w")) < 2:  # noqa: ASYNC110 - a bench may look now and then
             await asyncio.sleep(0.005)
-        if (await link.call("HGET", heads, "o")).decode() == node.name:
-            return run_id
-    raise AssertionError("the other node takes everything")
+    finally:
+        other.process.send_signal(signal.SIGCONT)
+    assert (await link.call("HGET", heads, "o")).decode() == node.name
+    return run_id
 
 
 # Continuing a stream.
@@ -153,7 +155,7 @@ async def _resume() -> list[Figure]:
     alls: list[float] = []
     async with _server() as server, _node(server) as one, _node(server) as two, open_link(server.endpoint) as link:
         for number in range(RESUMES):
-            run_id = await _owned(one, link, f"k{number}", "idle")
+            run_id = await _owned(one, two, link, f"k{number}", "idle")
             last = await one.wish(f"grow {run_id} {BEHIND}")
             first, whole = await _caught_up(two, run_id, last - BEHIND, last)
             firsts.append(first * 1_000)
@@ -258,7 +260,7 @@ async def _follow() -> list[Figure]:
 
 async def _seen(one: Node, two: Node, link: SocketLink, key: str) -> tuple[str, dict[str, float]]:
     """When each text delta of a job of node one came through node two."""
-    run_id = await _owned(one, link, key, f"{FOLLOWED}x{RUNS * 10}")
+    run_id = await _owned(one, two, link, key, f"{FOLLOWED}x{RUNS * 10}")
     reader, writer = await two.following(run_id, 2)
     came: dict[str, float] = {}
     at = ""
