@@ -14,7 +14,9 @@ from actors.errors import Problem
 from actors.events import RunAccepted
 from actors.plan import Claiming
 from actors.shell import TooLate
+from actors.slots import store_by
 from actors.telemetry import ABOUT, About
+from eventstore import clock
 from eventstore.store import Caps, Claim, Dispatched, HistoryLost, Store, Unavailable
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class Worker:
 
     async def _take_up(self) -> bool:
         """Take up what there is room for; whether there may be more."""
-        running = {one for one, each in self._node.executing.items() if each.from_line} | self._beginning
+        running = {one for one, each in self._node.executing.items() if each.origin != "foreground"} | self._beginning
         most = min(self._workers_max - len(running), TAKEN_UP_AT_ONCE_MAX)
         if most <= 0 or self._node.closing.is_set():
             return False
@@ -123,7 +125,7 @@ class Worker:
                 await node.around.shell.tell(run_id, run.Fail(problem), command_id=node.around.fresh_id())
             await node.released(run_id)
             return
-        sent = node.mono_ms()
+        sent = clock.mono_ms()
         told = await node.around.shell.tell(
             run_id,
             # A Host run has begun, and looks at its deadline before anything else.
@@ -131,7 +133,7 @@ class Worker:
             command_id=node.around.fresh_id(),
             claim=Claiming(node.around.store.node, node.settings.lease_ms),
             fresh=is_hot,
-            not_after_ms=node.settings.store_by(dispatched.begin_by_ms),
+            not_after_ms=store_by(dispatched.begin_by_ms, node.settings.permit_begin_ms),
         )
         if told.events and isinstance(told.state, run.Live):
             node.execute(run_id, told, sent, node.claim_of(told.state))
@@ -142,7 +144,7 @@ class Worker:
         """End the jobs here whose submitter lost what they need (jobs §3)."""
         for run_id, execution in self._node.executing.items():
             state = self._node.around.shell.known(run_id)
-            if execution.from_line and isinstance(state, run.Live):
+            if execution.origin != "foreground" and isinstance(state, run.Live):
                 problem = self._authority(state.accepted)
                 if problem is not None:
                     self._node.end_soon(run_id, run.Cancel(problem, "rule"))

@@ -23,6 +23,7 @@ from actors.model_call import Answered
 from actors.plan import Hold
 from actors.ports import Model, ModelRequest, Policy, PolicyContext, Tool
 from actors.shell import RETRY_MS_MAX, Overfull, Shell, Told, TooLate
+from actors.slots import Slot
 from actors.telemetry import SILENT, Noted, Telemetry, labels_of, outcome_of
 from eventstore.store import Caps, Claim, Heads, Store, Unavailable
 
@@ -68,27 +69,6 @@ class _Taken(NamedTuple):
     claim: Claim
     caps: Caps
     begin_by_ms: int
-
-
-class Slot:
-    """What a run needs to start, as far as its node knows."""
-
-    def __init__(self, *, started: bool) -> None:
-        self.granted = anyio.Event()
-        self.store_by_ms = 0
-        """By when the start of the run must be stored, by Redis time; 0 is no bound."""
-        self.started = started
-        if started:
-            self.granted.set()
-
-    def grant(self, store_by_ms: int) -> None:
-        """Let the run start until *store_by_ms*."""
-        self.store_by_ms = store_by_ms
-        self.granted.set()
-
-    def lapse(self) -> None:
-        """Let the run wait again: it did not start in time, and the slot may be another's."""
-        self.granted = anyio.Event()
 
 
 class Executor:

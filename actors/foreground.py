@@ -14,11 +14,13 @@ from actors.errors import Problem, Refused
 from actors.events import SessionTurn
 from actors.fingerprint import fingerprint
 from actors.ids import run_of_key, sibling
-from actors.node import Node, mono_ms
+from actors.node import Node
 from actors.plan import Claiming
 from actors.request import RunRequest
 from actors.sessions import Holder, Sessions, everything_of
 from actors.shell import TRIES, Moved, Told, TooLate
+from actors.slots import store_by
+from eventstore import clock
 from eventstore.store import Caps, Claim, Heads, HistoryLost, Item, Permit, Unavailable
 
 KEYS_POOL = "keys"
@@ -296,14 +298,14 @@ class Foreground:
             permit=begun.claim.holder,
             session=turn,
         )
-        sent = mono_ms()
+        sent = clock.mono_ms()
         told = await node.around.shell.tell(
             run_id,
             command,
             command_id=begun.claim.holder,
             claim=Claiming(node.around.store.node, node.settings.lease_ms),
             fresh=fresh,
-            not_after_ms=node.settings.store_by(begun.permit.begin_by_ms) if command.admitted else 0,
+            not_after_ms=store_by(begun.permit.begin_by_ms, node.settings.permit_begin_ms) if command.admitted else 0,
         )
         if isinstance(told.answer, Refusal):
             raise Refused.of(told.answer.problem)
@@ -324,7 +326,7 @@ class Foreground:
         in_progress = Refused(
             "OPERATION_IN_PROGRESS", "The operation is still executing.", retryable=True, run_id=named
         )
-        if resumes or run_id in self._node.executing or not self._node.may_judge(run_id, heads):
+        if resumes or run_id in self._node.executing or not self._node.sweeps.may_judge(run_id, heads):
             raise in_progress
         try:
             await self._node.take_over(run_id)

@@ -324,7 +324,7 @@ class HostRuns:
 
     async def _taken_over(self, actor: str, heads: Heads) -> None:
         """Take a run over whose owner is lost; a living one goes on."""
-        if actor in self._node.executing or not self._node.may_judge(actor, heads):
+        if actor in self._node.executing or not self._node.sweeps.may_judge(actor, heads):
             return
         try:
             await self._node.take_over(actor)

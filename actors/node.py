@@ -4,11 +4,8 @@ Everything here is a second's routine or the consequence of a hint; what is true
 """
 
 import logging
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from itertools import islice
-from math import inf
 from typing import Any, TypeVar
 
 import anyio
@@ -18,27 +15,25 @@ from msgspec import Struct
 from actors import companions, errors, run, upkeep
 from actors.accounting import Accounts
 from actors.audit import Settlements
-from actors.chores import Chores
 from actors.clients import Clients
 from actors.dispatch import POOL, Worker
 from actors.errors import Problem
 from actors.events import Origin
-from actors.executor import Executor, Slot, Surroundings
+from actors.executor import Executor, Surroundings
 from actors.plan import Claiming, Hold
+from actors.renewing import Renewals
 from actors.shell import RETRY_MS_MAX, Moved, Told
+from actors.slots import Slot, Slots
+from actors.sweeping import Sweeps
 from actors.telemetry import ABOUT, About, Levels, Outcome, labels_of, tell_change
-from eventstore.leases import Holding, Watch
-from eventstore.store import Caps, Claim, Heads, HistoryLost, Unavailable
+from eventstore import clock
+from eventstore.leases import Holding
+from eventstore.store import Caps, Claim, HistoryLost, Unavailable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RENEWED_AT_ONCE_MAX = 64
-SWEPT_S_MIN = 0.1
-"""A partition is swept no more often, whatever is due there."""
-SWEPT_APART = 8
-"""Into how many parts of a routine the sweeps are spread, for all at once would hold up what else is sent."""
 CLIENTS_S = 0.25
 """How often it is looked whose attached clients must be made known again; the shortest grace is a second."""
 SHUTTING_DOWN = Problem("CANCELLED", "The host is shutting down.")
@@ -65,43 +60,17 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     audit_kept_ms: int = 365 * 24 * 3_600 * 1_000
     """How long the audit of approvals is kept."""
 
-    def store_by(self, begin_by_ms: int) -> int:
-        """By when a run must be stored whose slot lapses at *begin_by_ms*; 0 is no bound.
-
-        In the rest of the time the ledger is told that the slot is in use, or it would be given to another too.
-        """
-        return begin_by_ms and begin_by_ms - self.permit_begin_ms // 3
-
 
 class Execution:
     """One run in this node's hands."""
 
-    __slots__ = (
-        "claim",
-        "executor",
-        "from_line",
-        "hold",
-        "holding",
-        "in_use",
-        "is_job",
-        "outcome",
-        "over",
-        "scope",
-        "slot",
-    )
+    __slots__ = ("executor", "hold", "holding", "origin", "outcome", "over", "scope", "slot")
 
-    def __init__(
-        self, hold: Hold, holding: Holding, claim: Claim | None, slot: Slot, origin: Origin = "foreground"
-    ) -> None:
+    def __init__(self, hold: Hold, holding: Holding, slot: Slot, origin: Origin = "foreground") -> None:
         self.hold = hold
         self.holding = holding
-        self.claim = claim
-        self.is_job = origin == "job"
-        self.from_line = origin != "foreground"
-        """Whether it was taken up from the line of those that any node may begin."""
         self.slot = slot
-        self.in_use = False
-        """Whether the ledger was told that the slot does not lapse."""
+        self.origin = origin
         self.over = anyio.Event()
         """Nothing is executed any more, and the slot was given back."""
         self.scope = anyio.CancelScope()
@@ -135,18 +104,15 @@ class Node:
         """Takes queued jobs up, where this host has jobs."""
         self.accounts: Accounts | None = None
         """Delivers usage records, where this host has somewhere to put them."""
-        self._watches: dict[int, Watch] = {}
-        self._renewed = anyio.Event()
         self._news = anyio.Event()
         self._rung: set[str] = set()
         self._granted: set[str] = set()
-        self._waiters: dict[str, Execution] = {}
         self._idle = anyio.Event()
         self.settlements = Settlements(around.shell, around.audit, self.told, tasks)
         self.clients = Clients(around.store, self.soon)
-        self._chores = Chores(self)
-        self._renewing: set[int] = set()
-        """Which partitions have a renewal that is not answered yet."""
+        self.slots = Slots(around.store, caps, settings.permit_begin_ms)
+        self.sweeps = Sweeps(self)
+        self._renewals = Renewals(self)
         around.shell.changed = self._changed
         around.shell.recorded = self._recorded
         around.telemetry.watch(self.levels)
@@ -188,11 +154,9 @@ class Node:
         known = before is not None and before.hold.epoch == hold.epoch
         if told.heads.owner != self.around.store.node or known or not isinstance(state, run.Live):
             return
-        slot = Slot(started=state.started)
         lease = Holding(sent_mono_ms, self.settings.lease_ms)
-        execution = Execution(hold, lease, claim, slot, state.accepted.origin)
-        if claim is not None and not slot.started:
-            self._waiters[claim.holder] = execution
+        execution = Execution(hold, lease, Slot(claim, started=state.started), state.accepted.origin)
+        self.slots.hold(execution.slot)
         self.executing[hold.actor] = execution
         self.tasks.start_soon(self._executed, state, execution)
 
@@ -201,7 +165,7 @@ class Node:
 
         *command_id* is that of a command which may come again from another node; else it is fresh.
         """
-        sent = mono_ms()
+        sent = clock.mono_ms()
         claim = Claiming(self.around.store.node, self.settings.lease_ms, if_parked=True)
         told = await self.around.shell.tell(
             run_id, command, command_id=command_id or self.around.fresh_id(), claim=claim, not_after_ms=not_after_ms
@@ -256,13 +220,6 @@ class Node:
             raise outcome[0]
         return outcome[0]
 
-    def may_judge(self, actor: str, heads: Heads) -> bool:
-        """Tell whether the lease in *heads* may be treated as lapsed by this node (DESIGN §5)."""
-        store, own_ms = self.around.store, mono_ms()
-        now_ms, watch = store.now_ms(), self._watches.get(store.partition_of(actor), Watch())
-        unbroken = watch.continues(own_ms, now_ms, store.history())
-        return heads.lease_ms <= now_ms and unbroken and watch.may_judge(self.settings.lease_ms, own_ms)
-
     async def take_over(self, actor: str) -> None:
         """Claim a run whose lease has lapsed, and end it or carry it on as its origin says.
 
@@ -271,7 +228,7 @@ class Node:
         """
         store, settings = self.around.store, self.settings
         feed = await self._nothing_shown(actor) if settings.repeats_model_calls else None
-        sent = mono_ms()
+        sent = clock.mono_ms()
         told = await self.around.shell.tell(
             actor,
             run.TakeOver(store.node, repeats=feed is not None),
@@ -334,7 +291,7 @@ class Node:
             slot=execution.slot,
             may_start=lambda: self._may_start(execution),
             leaving=self.closing,
-            grown=self.worker.grown if execution.is_job and self.worker is not None else None,
+            grown=self.worker.grown if execution.origin == "job" and self.worker is not None else None,
         )
         try:
             await self._worked(executor, state, execution)
@@ -351,12 +308,11 @@ class Node:
         if self.executing.get(actor) is execution:
             del self.executing[actor]
             left = upkeep.standing(self.around.shell.known(actor))
-            if left.parked and not execution.in_use:  # it keeps its slot, and nobody says so any more
-                await self._reassured(execution)
+            if left.parked and not execution.slot.in_use:  # it is kept, and nobody says so any more
+                await self.slots.tell(execution.slot)
             if left.parked or left.released:
                 self.around.shell.forget(actor)
-        if execution.claim is not None:
-            self._waiters.pop(execution.claim.holder, None)
+        self.slots.leave(execution.slot)
         execution.over.set()
         self.room()
         idle, self._idle = self._idle, anyio.Event()
@@ -375,8 +331,8 @@ class Node:
 
     async def _may_start(self, execution: Execution) -> None:
         """Wait while the lease is too near its end to start anything new."""
-        while not execution.holding.may_start(mono_ms()):
-            await self._renewed.wait()
+        while not execution.holding.may_start(clock.mono_ms()):
+            await self._renewals.answered()
 
     async def _end(self, actor: str, command: run.Cancel | run.Fail) -> None:
         command_id, fresh = self.around.fresh_id(), False
@@ -429,27 +385,12 @@ class Node:
         """Whether this node takes up what nobody owns."""
         return self.open.is_set() and not self.closing.is_set()
 
-    def mono_ms(self) -> int:
-        """This node's clock."""
-        return mono_ms()
-
-    def touched_ms(self) -> list[int | None]:
-        """When each partition answered last, by this node's clock: None if not yet, 0 if its last call failed."""
-        watches = map(self._watches.get, range(self.around.store.deployment.partitions))
-        return [None if one is None else 0 if one.row is None else one.row.last_ms for one in watches]
-
     def levels(self) -> Levels:
         """How this node stands."""
         waiting = sum(not one.slot.granted.is_set() for one in self.executing.values())
-        permits = sum(one.slot.granted.is_set() and one.claim is not None for one in self.executing.values())
-        silent = sum(not at for at in self.touched_ms())
+        permits = sum(one.slot.granted.is_set() and one.slot.claim is not None for one in self.executing.values())
+        silent = sum(not at for at in self.sweeps.touched_ms())
         return Levels(len(self.executing), permits, waiting, self.clients.viewers, silent)
-
-    async def swept(self) -> None:
-        """Do what is due everywhere, now."""
-        async with anyio.create_task_group() as tasks:
-            for partition in range(self.around.store.deployment.partitions):
-                tasks.start_soon(self._sweep_one, partition)
 
     def _changed(self, actor: str, state: Any) -> None:
         execution = self.executing.get(actor)
@@ -471,11 +412,10 @@ class Node:
         """Renew, sweep and hear until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._hear, tasks)
-            tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._renew)
-            for partition in range(self.around.store.deployment.partitions):
-                tasks.start_soon(self._sweep, partition)
-            tasks.start_soon(self._every, self.settings.reassured_s, self._reassure)
-            tasks.start_soon(self._every, self.settings.permit_begin_ms / 10_000, self._confirm)
+            tasks.start_soon(self._every, self.settings.routine_ms / 1_000, self._renewals.renew)
+            self.sweeps.keep(tasks)
+            tasks.start_soon(self._every, self.settings.reassured_s, self.slots.reassure)
+            tasks.start_soon(self._every, self.settings.permit_begin_ms / 10_000, self.slots.confirm)
             tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
             tasks.start_soon(self._every, CLIENTS_S, self.clients.keep)
             if self.worker is not None:
@@ -495,87 +435,19 @@ class Node:
             await self._news.wait()
             self._news = anyio.Event()
             granted, self._granted = self._granted, set()
-            for execution in map(self._waiters.get, granted):
-                if execution is not None:  # the ring may be old, so the ledger is asked
-                    tasks.start_soon(self._reassured, execution)
+            for slot in map(self.slots.waiting, granted):
+                if slot is not None:  # the ring may be old, so the ledger is asked
+                    tasks.start_soon(self.slots.tell, slot)
             rung, self._rung = self._rung, set()
             for actor in rung & self.executing.keys():
-                tasks.start_soon(self._caught_up, actor)
+                tasks.start_soon(self.caught_up, actor)
 
-    async def _caught_up(self, actor: str) -> None:
+    async def caught_up(self, actor: str) -> None:
+        """Read what others wrote to *actor*."""
         try:
             await self.around.shell.state(actor)
         except (Unavailable, HistoryLost):
             self._rung.add(actor)  # the next ring or renewal tries again
-
-    async def _renew(self) -> None:
-        mine: dict[int, dict[str, int]] = {}
-        for actor, execution in self.executing.items():
-            mine.setdefault(self.around.store.partition_of(actor), {})[actor] = execution.hold.epoch
-        for partition in mine.keys() - self._renewing:  # one partition's pause is only its own
-            self._renewing.add(partition)
-            self.tasks.start_soon(self._renew_in, partition, mine[partition])
-
-    async def _renew_in(self, partition: int, epochs: Mapping[str, int]) -> None:
-        try:
-            async with anyio.create_task_group() as tasks:
-                for some in _chunks(epochs, RENEWED_AT_ONCE_MAX):
-                    tasks.start_soon(self._renew_some, partition, some)
-        except Exception:
-            log.exception("to renew leases in partition %d failed and is tried again", partition)
-        finally:
-            self._renewing.discard(partition)
-        renewed, self._renewed = self._renewed, anyio.Event()
-        renewed.set()
-
-    async def _renew_some(self, partition: int, epochs: Mapping[str, int]) -> None:
-        sent = mono_ms()
-        try:
-            answer = await self.around.store.renew(partition, epochs, self.settings.lease_ms)
-        except Unavailable:
-            return
-        for actor, heads in answer.items():
-            execution = self.executing.get(actor)
-            if execution is None or execution.hold.epoch != epochs[actor]:
-                continue
-            if heads is None:
-                await self._caught_up(actor)
-                execution.scope.cancel()
-            else:
-                execution.holding = execution.holding.renewed(sent)
-                if heads.log > self.around.shell.version(actor):
-                    await self._caught_up(actor)
-
-    async def _sweep(self, partition: int) -> None:
-        """Sweep a partition each routine, and in between when something there is due."""
-        routine_s = self.settings.routine_ms / 1_000
-        longest_s = routine_s * (partition % SWEPT_APART + 1) / SWEPT_APART
-        while True:
-            began, due = anyio.current_time(), inf
-            try:
-                due = await self._sweep_one(partition)
-            except Exception:
-                log.exception("to sweep partition %d failed and is tried again", partition)
-            await anyio.sleep_until(min(began + longest_s, max(began + SWEPT_S_MIN, due)))
-            longest_s = routine_s
-
-    async def _sweep_one(self, partition: int) -> float:
-        """Do what is due there; when the next is due by the loop's clock, never where nothing is."""
-        store, watch = self.around.store, self._watches.get(partition, Watch())
-        try:
-            judging = self.claims and watch.may_judge(self.settings.lease_ms, mono_ms())
-            swept = await store.sweep(partition, judging=judging)
-        except Unavailable:
-            if watch.row is not None:
-                self.around.telemetry.store_paused()
-            self._watches[partition] = watch.failed()
-            return inf
-        due = anyio.current_time() + (swept.next_ms - swept.now_ms) / 1_000 if swept.next_ms else inf
-        self._watches[partition] = watch.answered(mono_ms(), swept.now_ms, store.history())
-        judging = self._watches[partition].may_judge(self.settings.lease_ms, mono_ms())
-        for one in swept.ripe:
-            await self._chores.do(one, judging=judging)
-        return due
 
     async def _prune(self) -> None:
         """Take off the outboxes what need not be kept any longer."""
@@ -583,38 +455,6 @@ class Node:
         for partition in range(store.deployment.partitions):
             with suppress(Unavailable):  # the next round comes
                 await store.prune(partition, store.now_ms() - self.settings.audit_kept_ms)
-
-    async def _reassure(self) -> None:
-        """Ask again for waiting permits, and say that running ones are in use, should the ledger have forgotten."""
-        async with anyio.create_task_group() as tasks:
-            for execution in self.executing.values():
-                tasks.start_soon(self._reassured, execution)
-
-    async def _confirm(self) -> None:
-        """Say of permits that are in use that they are, before they lapse."""
-        async with anyio.create_task_group() as tasks:
-            for execution in self.executing.values():
-                if execution.slot.started and not execution.in_use:
-                    tasks.start_soon(self._reassured, execution)
-
-    async def _reassured(self, execution: Execution) -> None:
-        """Tell the ledger that a permit is in use, or ask for it; all at once, lest a slow store cost the last their place."""
-        store, claim, slot = self.around.store, execution.claim, execution.slot
-        if claim is None:
-            return
-        try:
-            if slot.started:
-                await store.begun(claim)
-                execution.in_use = True
-            elif not slot.granted.is_set():
-                caps = self.caps(claim.subject, claim.account)
-                permit = await store.take(claim, caps, self.settings.permit_begin_ms)
-                if permit.taken == "granted":
-                    slot.grant(self.settings.store_by(permit.begin_by_ms))
-        except Unavailable:
-            log.debug("the ledger does not answer for run %s", execution.hold.actor)
-        except Exception:
-            log.exception("the ledger cannot be asked for run %s; that goes on", execution.hold.actor)
 
 
 @asynccontextmanager
@@ -649,17 +489,3 @@ async def open_node(
 def _undone(outcome: T | Exception, undo: Callable[[T], None]) -> None:
     if not isinstance(outcome, Exception):
         undo(outcome)
-
-
-def mono_ms() -> int:
-    """This node's clock, which runs during suspend where the system has one that does."""
-    return time.clock_gettime_ns(_CLOCK) // 1_000_000
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def _chunks(epochs: Mapping[str, int], size: int) -> Iterator[dict[str, int]]:
-    items = iter(epochs.items())
-    while chunk := dict(islice(items, size)):
-        yield chunk

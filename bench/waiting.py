@@ -11,10 +11,11 @@ from actors import run
 from actors.decisions import Caller
 from actors.dispatch import POOL
 from actors.events import ToolFact
-from actors.node import NodeSettings, mono_ms
+from actors.node import NodeSettings
 from actors.plan import Claiming
 from actors.ports import ModelContext, ModelRequest, Probe, ProviderInfo, ToolCall, ToolMessage, Turn
 from actors.request import Features
+from eventstore import clock
 from eventstore.endpoint import Endpoint
 from eventstore.redis_store import open_redis_store
 from eventstore.store import Caps, Claim, Deployment
@@ -104,7 +105,7 @@ async def start_job(host: Host) -> str:
         permit=claim.holder,
         tools=(ToolFact(fact.name, fact.description, fact.input_schema, requires_approval=True),),
     )
-    run_id, sent = str(uuid.uuid4()), mono_ms()
+    run_id, sent = str(uuid.uuid4()), clock.mono_ms()
     claiming = Claiming(store.node, host.node.settings.lease_ms)
     told = await around.shell.tell(
         run_id, command, command_id=claim.holder, claim=claiming, fresh=True, not_after_ms=permit.begin_by_ms

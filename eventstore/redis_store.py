@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from eventstore import appends, keys, words
+from eventstore import appends, clock, keys, words
 from eventstore.barrier import Barrier, Short, open_barrier, proof
 from eventstore.comparing import keep_comparing
 from eventstore.endpoint import beside
@@ -64,7 +64,6 @@ _FIRST_ITEMS, _GROWTH = 16, 4
 """Items of a page's first reply, whose sizes are not known; how much more the next may hold."""
 _RENEWED_MAX = 64
 _log = logging.getLogger(__name__)
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class RedisStore:
@@ -280,7 +279,7 @@ class RedisStore:
 
     def now_ms(self) -> int:
         """Redis time as estimated; never less than before, unless it went back by more than anybody should wait for."""
-        now_ms = _mono_ms() + self._ahead_ms
+        now_ms = clock.mono_ms() + self._ahead_ms
         if self._last_ms > now_ms + BACK_MS_MAX:
             _log.error("Redis time went back by %d ms", self._last_ms - now_ms)
             self._last_ms = now_ms
@@ -474,12 +473,8 @@ class RedisStore:
         return keys.items_channel(self._tag_of(actor), actor)
 
     def _heard(self, redis_ms: int) -> int:
-        self._ahead_ms = redis_ms - _mono_ms()
+        self._ahead_ms = redis_ms - clock.mono_ms()
         return redis_ms
-
-
-def _mono_ms() -> int:
-    return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
 
 def _heads_of(outcome: Outcome) -> Sequence[Heads]:

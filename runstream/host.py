@@ -265,7 +265,7 @@ def _sessions(node: Node, options: Options, terms: Terms) -> Sessions | None:
         fresh_id=around.fresh_id,
         providers=terms.catalog.providers,
         account_of=terms.account_of,
-        swept=node.swept,
+        swept=node.sweeps.all,
         permit_begin_ms=options.node.permit_begin_ms,
     )
     return Sessions(surroundings, options.sessions)

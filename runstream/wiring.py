@@ -20,7 +20,7 @@ from api.app import create_app
 from api.grants import Principals, Tokens, still_allows
 from api.parts import ALWAYS, Gate, Parts
 from api.wire import readiness
-from eventstore import startup
+from eventstore import clock, startup
 from eventstore.endpoint import Endpoint
 from eventstore.link import Call, OnConnected
 from eventstore.local import private_server
@@ -180,8 +180,8 @@ def _facts(host: Host) -> readiness.Facts:
     return readiness.Facts(
         starting=not node.open.is_set(),
         draining=node.closing.is_set(),
-        touched_ms=node.touched_ms(),
-        now_ms=node.mono_ms(),
+        touched_ms=node.sweeps.touched_ms(),
+        now_ms=clock.mono_ms(),
         silent_ms_max=max(readiness.SILENT_MS_MAX, 2 * node.settings.routine_ms),
     )
 

@@ -14,10 +14,11 @@ from actors.bounds import accept
 from actors.decisions import Caller
 from actors.dispatch import POOL
 from actors.events import Origin, RunEvent, ToolCall, ToolFact
-from actors.node import NodeSettings, mono_ms
+from actors.node import NodeSettings
 from actors.plan import Claiming
 from actors.ports import Model, ModelContext, ModelRequest, Tool, ToolContext, ToolDefinition, ToolMessage, Turn
 from actors.request import Features
+from eventstore import clock
 from eventstore.memory import Memory
 from eventstore.store import Caps, Claim, Store
 from runstream.host import Host, Options, open_host
@@ -170,7 +171,7 @@ async def begun(host: Host, *tools: ToolFact, origin: Origin = "job", **members:
     claim = Claim(POOL, str(uuid.uuid4()), store.node, "ann")
     permit = await store.take(claim, node.caps("ann", ""), node.settings.permit_begin_ms)
     command = accept(request, bounds, subject="ann", admitted=True, origin=origin, permit=claim.holder)
-    run_id, sent = str(uuid.uuid4()), mono_ms()
+    run_id, sent = str(uuid.uuid4()), clock.mono_ms()
     told = await node.around.shell.tell(
         run_id,
         command,

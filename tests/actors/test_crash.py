@@ -11,8 +11,9 @@ import pytest
 from actors import calls, run
 from actors.companions import APPROVALS_POOL
 from actors.errors import Refused
-from actors.executor import Executor, Slot
+from actors.executor import Executor
 from actors.node import NodeSettings
+from actors.slots import Slot
 from eventstore.memory import Memory, MemoryStore
 from eventstore.store import Caps, Claim, Heads
 from projections import wire_feed
@@ -228,10 +229,10 @@ async def test_nobody_judges_a_lease_in_the_moment_in_which_redis_time_has_jumpe
     memory = new_memory(clock)
     lapsed, anyone = Heads(lease_ms=1), "00000000-0000-8000-8000-000000000001"
     async with hosted(stalling(), MemoryStore(memory, "n1"), node=FAST) as host:
-        await until(lambda: host.node.may_judge(anyone, lapsed))
+        await until(lambda: host.node.sweeps.may_judge(anyone, lapsed))
         clock.ahead_ms += 30_000
-        assert not host.node.may_judge(anyone, lapsed)
-        await until(lambda: host.node.may_judge(anyone, lapsed))
+        assert not host.node.sweeps.may_judge(anyone, lapsed)
+        await until(lambda: host.node.sweeps.may_judge(anyone, lapsed))
 
 
 async def test_a_key_whose_node_died_is_ended_by_the_next_asker_and_replays_as_uncertain() -> None:

@@ -277,7 +277,7 @@ async def test_jobs_that_a_lost_ledger_forgot_are_lined_up_again_and_each_runs_o
             memory.clock, lambda node, holder: memory._ring(node, lambda ear: ear.granted(holder)), memory._room
         )
         for desk in (one, other):  # else the first to be lined up might take the slot that is forgotten
-            await desk.host.node._reassure()
+            await desk.host.node.slots.reassure()
         await until_so(lambda: _knows(one, held=1, queued=3))
         await settled(one)
         assert held.inside == ["first"]

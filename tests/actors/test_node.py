@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from actors import codec, run
 from actors.errors import Refused
 from actors.events import RunCancelled, RunClaimed, RunFailed
-from actors.executor import Slot
-from actors.node import SHUTTING_DOWN, Execution, NodeSettings, mono_ms
+from actors.node import SHUTTING_DOWN, Execution
 from actors.plan import Hold
 from actors.ports import ModelContext, ModelRequest, Turn
+from actors.slots import Slot, store_by
+from eventstore import clock
 from eventstore.follow import CursorTooOld
 from eventstore.ledger import MemoryLedger
 from eventstore.memory import Memory, MemoryStore
@@ -138,7 +139,7 @@ async def test_a_node_that_cannot_renew_starts_nothing_new_and_goes_on_when_it_c
         await until(lambda: model.calls == 1)
         execution = host.node.executing[queued.run_id]
         store.down = frozenset({"renew"})
-        await until(lambda: execution.holding.expired(mono_ms()))
+        await until(lambda: execution.holding.expired(clock.mono_ms()))
         gate.set()
         await until(execution.slot.granted.is_set)
         await store.asked_again("renew", 3)
@@ -205,7 +206,7 @@ async def test_a_partition_that_pauses_does_not_cost_the_leases_of_another() -> 
         other = next(number for number in range(4) if number != mine)
         store.hung = {other}
         hung = _in_partition(store, other)
-        host.node.executing[hung] = Execution(Hold(hung, 1, 1), execution.holding, None, Slot(started=True))
+        host.node.executing[hung] = Execution(Hold(hung, 1, 1), execution.holding, Slot(started=True))
         try:
             first = memory.actors[attended.run_id].heads.lease_ms
             await until(lambda: memory.actors[attended.run_id].heads.lease_ms > first + QUICK.lease_ms)
@@ -413,7 +414,7 @@ async def test_an_actor_that_nobody_can_read_does_not_hold_up_the_rest_of_its_pa
         due = (Due(actor, "idle" if actor == torn else "permit", 1 if actor == torn else 2),)
         await store.append(Append(command=actor, parts=(part,), due=due))
     async with hosted(saying("x"), store) as host:
-        await host.node.swept()
+        await host.node.sweeps.all()
         await until(lambda: (asked, "permit") not in memory.due[store.partition_of(asked)])
     assert f"the chore idle of {torn} failed" in caplog.text
 
@@ -450,5 +451,5 @@ async def test_a_slot_in_use_does_not_lapse_before_the_ledger_hears_of_it() -> N
 
 
 def test_a_run_is_not_stored_so_late_that_its_slot_may_lapse_before_the_ledger_hears_of_it() -> None:
-    assert NodeSettings(permit_begin_ms=9_000).store_by(20_000) == 17_000
-    assert NodeSettings().store_by(0) == 0, "a permit in use has no such time"
+    assert store_by(20_000, 9_000) == 17_000
+    assert store_by(0, 9_000) == 0, "a permit in use has no such time"

@@ -81,7 +81,7 @@ async def test_a_job_that_waits_keeps_its_slot() -> None:
     memory, tool = new_memory(clock), CountingTool("reviewed", reviewed=True)
     seldom = replace(FAST, reassured_s=60)
     async with nodes(memory, tool, REVIEWED, 1, seldom) as (one,):
-        await until(lambda: None not in one.node.touched_ms())  # its routines have begun, with nothing to say
+        await until(lambda: None not in one.node.sweeps.touched_ms())  # its routines have begun, with nothing to say
         await begun(one, REVIEWED)
         await until(lambda: bool(open_companion(memory, "approval")) and not one.node.executing)
         clock.ahead_ms += 2 * seldom.permit_begin_ms

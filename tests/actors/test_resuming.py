@@ -653,7 +653,7 @@ async def test_a_key_whose_run_waits_for_a_person_is_in_progress_and_nobody_ends
         run_id = await begun(one, document)
         await until(lambda: bool(open_companion(memory, "approval")) and not one.node.executing)
         heads = memory.actors[run_id].heads
-        await until(lambda: two.node.may_judge(run_id, heads))
+        await until(lambda: two.node.sweeps.may_judge(run_id, heads))
         with pytest.raises(Refused) as told:
             await begun(two, document)
         assert (told.value.code, told.value.problem.run_id) == ("OPERATION_IN_PROGRESS", run_id)

@@ -41,7 +41,7 @@ def due_of(memory: Memory, actor: str) -> set[str]:
 async def swept_through(memory: Memory, name: str) -> None:
     """Have one more node look at all that is due."""
     async with hosted(saying("hi"), MemoryStore(memory, name)) as host:
-        await host.node.swept()
+        await host.node.sweeps.all()
         await until(lambda: not any("retention" in due_of(memory, actor) for actor in _past(memory)))
 
 
@@ -63,7 +63,7 @@ async def test_a_run_without_a_key_is_kept_for_its_time_and_then_erased_by_any_n
         run_id = run_id_of(items)
     clock.ahead_ms += KEPT_MS - 2_000
     async with hosted(saying("hi"), MemoryStore(memory, "n2")) as host:
-        await host.node.swept()
+        await host.node.sweeps.all()
         assert len(await host.events(run_id)) == len(items)
     clock.ahead_ms += 2_001
     await swept_through(memory, "n3")
@@ -97,7 +97,7 @@ async def test_of_a_run_with_a_key_the_feed_goes_and_its_outcome_stays() -> None
         assert types(replay)[-1] == "run.completed"
         assert model.calls == 1
         clock.ahead_ms += 1_000 * KEPT_MS
-        await host.node.swept()
+        await host.node.sweeps.all()
         assert await items_of(host, KEYED) == replay
 
 

@@ -71,8 +71,8 @@ async def test_a_run_and_a_job_that_completed_have_one_record_each() -> None:
         (record,) = books.of(job.id)
         assert record["usage"] == {"inputTokens": 3, "outputTokens": 2}
         assert (record["subject"], record["accountId"], record["hostId"]) == ("ann", "acct", "test")
-        await one.host.node.swept()
-        await two.host.node.swept()
+        await one.host.node.sweeps.all()
+        await two.host.node.sweeps.all()
         assert len(books.kept) == 2
 
 
@@ -118,7 +118,7 @@ async def test_what_was_never_executed_has_no_record_and_neither_has_a_replay() 
         held.let_go("running")
         await desk.ended(running)
         await until(lambda: not owed(memory))
-        await desk.host.node.swept()
+        await desk.host.node.sweeps.all()
         assert len(books.kept) == 2
         assert books.said(running.id) == ["completed"]
 
@@ -144,7 +144,7 @@ async def test_a_run_that_its_node_left_has_one_record_from_the_node_that_ended_
                 await until(lambda: bool(books.said(run_id)) and not owed(memory))
             paused.resume()
             await until(lambda: not one.host.node.executing)
-        await one.host.node.swept()
+        await one.host.node.sweeps.all()
         assert books.said(run_id) == ["failed"]
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from api.diagnostics import correlation
 from api.grants import Policy
 from api.pipeline import Admitted, Answered, Head, Rules
 from api.wire.readiness import Facts, why_not
+from eventstore import clock
 from eventstore.store import Unavailable
+from runstream import wiring
 from runstream.host import Host
 from runstream.settings import NodeSection, Settings, TelemetrySettings
 from runstream.tokens import entry_for
@@ -104,7 +107,7 @@ def code(told: Told) -> str:
 async def test_a_host_is_ready_between_its_start_and_its_end(tmp_path: Path) -> None:
     async with hosted(tmp_path, held=True) as host:
         assert await ready(host) == ["starting"]
-        await until(lambda: None not in host.node.touched_ms())
+        await until(lambda: None not in host.node.sweeps.touched_ms())
         assert await ready(host) == ["starting"]
         host.begin()
         assert await ready(host) == []
@@ -142,8 +145,8 @@ async def test_a_host_whose_store_answers_nothing_at_all_is_not_ready(
 ) -> None:
     async with hosted(tmp_path) as host:
         await until_ready(host)
-        now_ms = host.node.mono_ms()
-        monkeypatch.setattr(host.node, "mono_ms", lambda: now_ms + 60_000)
+        now_ms = clock.mono_ms()
+        monkeypatch.setattr(wiring, "clock", SimpleNamespace(mono_ms=lambda: now_ms + 60_000))
         assert await ready(host) == ["store"]
 
 

@@ -22,8 +22,7 @@ import anyio.to_thread
 from anyio._backends import _asyncio as backend
 from typing_extensions import override
 
-import actors.foreground
-import actors.node
+import eventstore.clock
 
 T = TypeVar("T")
 Words = TypeVarTuple("Words")
@@ -236,8 +235,7 @@ def _patched(loop: VirtualLoop, seed: int, mono_ms: Callable[[VirtualLoop], int]
 
     with (
         _instead(uuid, "uuid4", fresh),
-        _instead(actors.node, "mono_ms", clock),
-        _instead(actors.foreground, "mono_ms", clock),
+        _instead(eventstore.clock, "mono_ms", clock),
         _instead(anyio.to_thread, "run_sync", _inline),
         _instead(scopes, "__init__", begin),
     ):

@@ -1,0 +1,77 @@
+"""Renewals: the leases of what a node executes are put off each routine, partition by partition."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import anyio
+
+from eventstore import clock
+from eventstore.store import Unavailable
+
+if TYPE_CHECKING:
+    from actors.node import Node
+
+log = logging.getLogger(__name__)
+
+RENEWED_AT_ONCE_MAX = 64
+
+
+class Renewals:
+    """Keeps the leases of one node."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._under_way: set[int] = set()
+        """Which partitions have a renewal that is not answered yet."""
+        self._answered = anyio.Event()
+
+    async def renew(self) -> None:
+        """Ask for more time for all that is executed, without waiting for the answers."""
+        mine: dict[int, dict[str, int]] = {}
+        for actor, execution in self._node.executing.items():
+            mine.setdefault(self._node.around.store.partition_of(actor), {})[actor] = execution.hold.epoch
+        for partition in mine.keys() - self._under_way:  # one partition's pause is only its own
+            self._under_way.add(partition)
+            self._node.tasks.start_soon(self._renew_in, partition, mine[partition])
+
+    async def answered(self) -> None:
+        """Wait for the next answer."""
+        await self._answered.wait()
+
+    async def _renew_in(self, partition: int, epochs: Mapping[str, int]) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for some in _chunks(epochs, RENEWED_AT_ONCE_MAX):
+                    tasks.start_soon(self._renew_some, partition, some)
+        except Exception:
+            log.exception("to renew leases in partition %d failed and is tried again", partition)
+        finally:
+            self._under_way.discard(partition)
+        answered, self._answered = self._answered, anyio.Event()
+        answered.set()
+
+    async def _renew_some(self, partition: int, epochs: Mapping[str, int]) -> None:
+        sent = clock.mono_ms()
+        try:
+            answer = await self._node.around.store.renew(partition, epochs, self._node.settings.lease_ms)
+        except Unavailable:
+            return
+        for actor, heads in answer.items():
+            execution = self._node.executing.get(actor)
+            if execution is None or execution.hold.epoch != epochs[actor]:
+                continue
+            if heads is None:
+                await self._node.caught_up(actor)
+                execution.scope.cancel()
+            else:
+                execution.holding = execution.holding.renewed(sent)
+                if heads.log > self._node.around.shell.version(actor):
+                    await self._node.caught_up(actor)
+
+
+def _chunks(epochs: Mapping[str, int], size: int) -> Iterator[dict[str, int]]:
+    items = iter(epochs.items())
+    while chunk := dict(islice(items, size)):
+        yield chunk
