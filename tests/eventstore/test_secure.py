@@ -1,6 +1,7 @@
 """TLS and accounts: hosts open with the right ones, and end at once, saying why, with any other."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ from msgspec.structs import replace
 import runstream
 from eventstore.endpoint import Endpoint
 from eventstore.link import ReplyError, Unfit
+from eventstore.slots import serving
 from eventstore.socket_link import Limits, bare_call
 from runstream import checking
 from runstream.settings import RedisSettings, Secret, Settings, SettingsError
 from tests.certificates import Papers, papers_for
 from tests.eventstore.relay import relay, turned_away
-from tests.eventstore.yard import ClusterYard, Server, Yard, until
+from tests.eventstore.yard import ClusterYard, Server, Yard, replicates, until
 
 pytestmark = pytest.mark.anyio
 
 KEPT = ("--appendonly", "yes", "--maxmemory-clients", "20%")
+WATCHED = (*KEPT, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "5")
 AT_ONCE_S = 5.0
 """Far below the patience of a start."""
 DATA, WATCHERS = "of-the-data", "of-the-sentinels"
@@ -112,6 +115,49 @@ async def test_a_server_that_asks_for_a_certificate_is_shown_one(
         assert "UNKNOWN CA" in await refused(replace(where, redis=another))
 
 
+async def test_every_server_of_a_cluster_is_spoken_to_over_tls(yard: Yard, tmp_path: Path) -> None:
+    known = papers_for(tmp_path / "known", "127.0.0.1")
+    stranger = papers_for(tmp_path / "stranger", "127.0.0.1")
+    cluster = await yard.cluster(3, 3, *WATCHED)
+    async with AsyncExitStack() as stack:
+        ports: list[int] = []
+        for one in cluster.servers:  # replicas want no TLS, hosts do
+            ports.append(await stack.enter_async_context(relay(one.endpoint, known.shown(), plain=True)))
+            await one.ask("CONFIG", "SET", "cluster-announce-port", ports[-1])
+        await until(lambda: announced(cluster, ports))
+        redis = RedisSettings(cluster=(f"127.0.0.1:{ports[0]}",), tls=True, tls_ca=known.authority)
+        where = replace(settings(tmp_path), redis=redis)
+        await serves(where)
+        assert "not trusted" in await refused(replace(where, redis=replace(redis, tls_ca=stranger.authority)))
+    for one in cluster.servers:
+        one.kill()
+
+
+async def announced(cluster: ClusterYard, ports: Sequence[int]) -> bool:
+    """Whether every server names these ports, and no other, for the slots."""
+    told = [serving(await one.ask("CLUSTER", "SLOTS"), one.endpoint) for one in cluster.servers]
+    return all({place.port for place in slots if place is not None} <= set(ports) for slots in told)
+
+
+async def test_sentinels_and_their_primary_are_spoken_to_over_tls(yard: Yard, tmp_path: Path) -> None:
+    known = papers_for(tmp_path / "known", "127.0.0.1")
+    stranger = papers_for(tmp_path / "stranger", "127.0.0.1")
+    primary, replica = await yard.server(*WATCHED), await yard.server(*WATCHED)
+    await replicates(replica, primary)
+    async with relay(primary.endpoint, known.shown(), plain=True) as port:  # the sentinel wants no TLS, hosts do
+        sentinel = await yard.sentinel("runs", primary, at=port)
+        async with relay(sentinel.endpoint, known.shown()) as there:
+            redis = RedisSettings(
+                sentinels=(f"127.0.0.1:{there}",), sentinel_name="runs", tls=True, tls_ca=known.authority
+            )
+            where = replace(settings(tmp_path), redis=redis)
+            await serves(where)
+            assert "not trusted" in await refused(replace(where, redis=replace(redis, tls_ca=stranger.authority)))
+        sentinel.kill()
+    for server in (primary, replica):
+        server.kill()
+
+
 async def test_an_account_needs_no_more_than_is_written_and_its_password(server: Server, tmp_path: Path) -> None:
     await server.ask("ACL", "SETUSER", "host", "on", f">{DATA}", *PERMITTED.split())
     await server.ask("ACL", "SETUSER", "default", f">{DATA}-of-others", "resetkeys")
@@ -148,8 +194,7 @@ async def test_sentinels_and_their_primary_may_have_passwords_that_differ(yard: 
 
 async def guarded(yard: Yard) -> tuple[Server, Server, Server]:
     """A primary, its replica and their sentinel, with passwords."""
-    options = (*KEPT, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "5")
-    primary, replica = await yard.server(*options), await yard.server(*options)
+    primary, replica = await yard.server(*WATCHED), await yard.server(*WATCHED)
     sentinel = await yard.sentinel("runs", primary)
     await sentinel.ask("SENTINEL", "SET", "runs", "auth-pass", DATA)
     await sentinel.ask("ACL", "SETUSER", "default", f">{WATCHERS}")  # which is what `requirepass` does

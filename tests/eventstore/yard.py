@@ -96,13 +96,13 @@ class Yard:
         await until(lambda: server.ask("PING"))
         return server
 
-    async def sentinel(self, name: str, primary: Server) -> Server:
-        """Start a sentinel that watches *primary*, alone: its voice is enough."""
+    async def sentinel(self, name: str, primary: Server, at: int = 0) -> Server:
+        """Start a sentinel that watches *primary*, known by the port *at* if given, alone: its voice is enough."""
         port, folder = free_port(), self._new_folder()
         config = folder / "sentinel.conf"
         config.write_text(
             f"port {port}\nbind 127.0.0.1\nlogfile log\n"
-            f"sentinel monitor {name} 127.0.0.1 {primary.endpoint.port} 1\n"
+            f"sentinel monitor {name} 127.0.0.1 {at or primary.endpoint.port} 1\n"
             f"sentinel down-after-milliseconds {name} 300\nsentinel failover-timeout {name} 2000\n"
         )
         server = Server((self._binary, str(config), "--sentinel"), port, folder)

@@ -110,7 +110,9 @@ def served(settings: Path, environment: Mapping[str, str] | None = None) -> Iter
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("listening on "), errors.read_text()[-2_000:]
+            assert line.startswith("listening on "), (
+                f"it ended with {process.wait(DEADLINE_S)}: {errors.read_text()[-2_000:]}"
+            )
             yield Host(process, int(line.rsplit(":", 1)[1]), settings)
         finally:
             if process.poll() is None:
