@@ -3,11 +3,12 @@
 Nothing here waits, reads a clock or rolls a die.
 """
 
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
 
 from actors import budgets, by_hand, calls, prompt, revisions, session
 from actors.budgets import Budget
@@ -288,11 +289,12 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return Decision(_over(state, RunFailed(now_ms, problem, cause)), Receipt())
         case Live(), Cancel(problem, cause):
             return Decision(_over(state, RunCancelled(now_ms, problem, cause)), Receipt())
+        case Live(started=False, accepted=RunAccepted(origin="job")), TakeOver():
+            return Decision([], Receipt("queued"))
+        case Live(), TakeOver() if parked(state):  # whoever asked saw an owner that has let go of it meanwhile
+            return Decision([], Receipt("parked"))
         case Live(), TakeOver():
-            queued = state.accepted.origin == "job" and not state.started
-            return (
-                Decision([], Receipt("queued")) if queued else Decision(_taken_over(state, command, now_ms), Receipt())
-            )
+            return Decision(_taken_over(state, command, now_ms), Receipt())
         case Live(handed_ms=0), HandOver(node) if may_hand_over(state):
             return Decision([RunHandedOver(now_ms, node)], Receipt())
         case _, _ if isinstance(command, calls.Command):
@@ -334,55 +336,32 @@ def _claimed(state: State, command: Accept | ReserveKey | BurnKey, now_ms: int) 
 
 def evolve(state: State, event: RunEvent) -> State:
     """The state after *event*; events are facts, so this never refuses one."""
-    after = _evolved(state, event)
-    return _counted(state, event, after) if type(event) in revisions.COUNTED else after
+    kind = type(event)
+    after = _EVOLVED[kind](state, event) if isinstance(state, Live) or kind in _OF_ANY_STATE else state
+    return _counted(state, event, after) if kind in revisions.COUNTED else after
 
 
 def _counted(state: State, event: RunEvent, after: State) -> State:
     """*after* at its revision: the number of the run's Host events."""
     match state, after:
         case New(), Live():
-            return msgspec.structs.replace(after, revision=1)
+            return replace(after, revision=1)
         case Live(), Live() | Ended():
             added = revisions.added(event, started=state.started, by_hand=by_hand.is_by_hand(state))
-            return msgspec.structs.replace(after, revision=state.revision + added)
+            return replace(after, revision=state.revision + added)
         case _:
             return after
 
 
-def _evolved(state: State, event: RunEvent) -> State:
-    match event:
-        case RunAccepted():
-            used = () if event.session is None else event.session.used
-            return Live(event, msgspec.json.decode(event.request, type=RunRequest), used=used)
-        case RunStarted() | RunClaimed() | RunHandedOver():
-            return _held(state, event)
-        case RunErased():
-            return Buried(event)
-        case KeyReserved() | KeyBurned():
-            return _of_key(state, event)
-        case StepStarted(step=step):
-            return _changed(state, step=step)
-        case TurnCompleted():
-            return _turned(state, event) if isinstance(state, Live) else state
-        case ToolCalled():
-            return _called(state, event) if isinstance(state, Live) else state
-        case ToolCompleted():
-            return (
-                _changed(state, open=None, turns=state.turns.followed_by(event)) if isinstance(state, Live) else state
-            )
-        case ReviewAsked() | RunResumed():
-            return _reviewing(state, event) if isinstance(state, Live) else state
-        case ReviewSettled() | ReviewSettling() | CallCleared() | ToolStarted() | TicketOffered() | ToolProgressed():
-            return _changed(state, open=calls.opened(state.open, event)) if isinstance(state, Live) else state
-        case RunCompleted() | RunFailed() | RunCancelled():
-            return _ended(state, event) if isinstance(state, Live) else state
+def _begun(_: State, event: RunAccepted) -> Live:
+    used = () if event.session is None else event.session.used
+    return Live(event, msgspec.json.decode(event.request, type=RunRequest), used=used)
 
 
 def _of_key(state: State, event: KeyReserved | KeyBurned) -> State:
     if isinstance(event, KeyReserved):
         return Reserved(event.subject, event.fingerprint, event.run_id)
-    return msgspec.structs.replace(state, burned=True) if isinstance(state, Reserved) else state
+    return replace(state, burned=True) if isinstance(state, Reserved) else state
 
 
 def next_effect(state: State) -> Effect | None:
@@ -410,6 +389,11 @@ def next_effect(state: State) -> Effect | None:
 def resumable(state: Live) -> bool:
     """Whether the run outlives the node and the connection that it began on (DESIGN §5)."""
     return state.accepted.origin != "foreground" or state.request.resume is not None
+
+
+def parked(state: Live) -> bool:
+    """Whether it waits for somebody outside, and belongs to nobody meanwhile."""
+    return resumable(state) and state.open is not None and state.open.waits
 
 
 def grace_ms(state: Live) -> int:
@@ -564,7 +548,7 @@ def _over(state: Live, end: RunFailed | RunCancelled) -> list[RunEvent]:
     """The end, what it settles, and how sure it is of the open call; what was being settled stays as it was decided."""
     if state.accepted.origin == "job" and end.cause in LOSSES:
         end = RunFailed(end.at_ms, INTERRUPTED, end.cause)
-    told = msgspec.structs.replace(end, problem=calls.at_the_end(state.open, end.problem))
+    told = replace(end, problem=calls.at_the_end(state.open, end.problem))
     if state.open is not None and state.open.stage == "reviewed":
         return [ReviewSettled(end.at_ms, state.open.approval_id, "cancelled"), told]
     if state.open is not None and state.open.settling is not None and end.problem != calls.UNAUDITED:
@@ -586,34 +570,40 @@ def _called(state: Live, event: ToolCalled) -> Live:
     """The run after one more call of the turn came up; of a Host run, one that has been reviewed if it had to be."""
     opened = calls.opened(None, event)
     if opened is not None and event.call.id in state.reviewed:
-        opened = msgspec.structs.replace(opened, stage="cleared")
-    return msgspec.structs.replace(state, open=opened, proposed=state.proposed[1:])
+        opened = replace(opened, stage="cleared")
+    return replace(state, open=opened, proposed=state.proposed[1:])
 
 
 def _reviewing(state: Live, event: ReviewAsked | RunResumed) -> Live:
     """The run after a person was asked; of a Host run about a call that has not come up, until it is resumed."""
     match event:
         case ReviewAsked(call_id=""):
-            return msgspec.structs.replace(state, open=calls.opened(state.open, event))
+            return replace(state, open=calls.opened(state.open, event))
         case ReviewAsked(call_id=call_id):
             call = next((one for one in state.proposed if one.id == call_id), None)
             asked = None if call is None else OpenCall(call, active_ms=event.at_ms, by_hand=True)
-            return msgspec.structs.replace(state, open=calls.opened(asked, event), resumed="")
+            return replace(state, open=calls.opened(asked, event), resumed="")
         case RunResumed(again=False) if state.open is not None:
             reviewed = (*state.reviewed, state.open.call.id)
-            return msgspec.structs.replace(state, open=None, reviewed=reviewed, resumed=event.approval_id)
+            return replace(state, open=None, reviewed=reviewed, resumed=event.approval_id)
         case RunResumed():
             return state
 
 
+def _in_call(
+    state: Live, event: ReviewSettled | ReviewSettling | CallCleared | ToolStarted | TicketOffered | ToolProgressed
+) -> Live:
+    return replace(state, open=calls.opened(state.open, event))
+
+
 def _turned(state: Live, turn: TurnCompleted) -> Live:
-    return msgspec.structs.replace(
+    return replace(
         state,
         turns=state.turns.followed_by(turn),
         answered=state.answered + 1,
         proposed=turn.tool_calls,
         reviewed=(),
-        used=state.used + tuple(call.id for call in turn.tool_calls),
+        used=(*state.used, *[call.id for call in turn.tool_calls]) if turn.tool_calls else state.used,
     )
 
 
@@ -668,18 +658,14 @@ def _is_between(state: Live) -> bool:
     return not _calling(state) and state.open is None and not state.proposed
 
 
-def _changed(state: State, **changes: object) -> State:
-    return msgspec.structs.replace(state, **changes) if isinstance(state, Live) else state
-
-
-def _held(state: State, event: RunStarted | RunClaimed | RunHandedOver) -> State:
+def _held(state: Live, event: RunStarted | RunClaimed | RunHandedOver) -> Live:
     match event:
         case RunStarted():
-            return _changed(state, started=True, handed_ms=0)
+            return replace(state, started=True, handed_ms=0)
         case RunClaimed():
-            return _changed(state, handed_ms=0, claimed=True)
+            return replace(state, handed_ms=0, claimed=True)
         case RunHandedOver(at_ms=at_ms):
-            return _changed(state, handed_ms=at_ms)
+            return replace(state, handed_ms=at_ms)
 
 
 def _ended(state: Live, event: RunCompleted | RunFailed | RunCancelled) -> Ended:
@@ -688,3 +674,32 @@ def _ended(state: Live, event: RunCompleted | RunFailed | RunCancelled) -> Ended
     )
     cause = None if isinstance(event, RunCompleted) else event.cause
     return Ended(state.accepted, kind, event.at_ms, cause, state.started, state.revision, revisions.end_of(event))
+
+
+_EVOLVED: Final[Mapping[type[RunEvent], Callable[[Any, Any], State]]] = {
+    RunAccepted: _begun,
+    RunStarted: _held,
+    RunClaimed: _held,
+    RunHandedOver: _held,
+    RunErased: lambda _, event: Buried(event),
+    KeyReserved: _of_key,
+    KeyBurned: _of_key,
+    StepStarted: lambda state, event: replace(state, step=event.step),
+    TurnCompleted: _turned,
+    ToolCalled: _called,
+    ToolCompleted: lambda state, event: replace(state, open=None, turns=state.turns.followed_by(event)),
+    ReviewAsked: _reviewing,
+    ReviewSettled: _in_call,
+    ReviewSettling: _in_call,
+    RunResumed: _reviewing,
+    CallCleared: _in_call,
+    ToolStarted: _in_call,
+    TicketOffered: _in_call,
+    ToolProgressed: _in_call,
+    RunCompleted: _ended,
+    RunFailed: _ended,
+    RunCancelled: _ended,
+}
+"""What each kind of event makes of a run, by its type: a long log is read event by event, and a table is read at once."""
+_OF_ANY_STATE: Final = frozenset[type[RunEvent]]({RunAccepted, RunErased, KeyReserved, KeyBurned})
+"""Events that a run need not be live for."""

@@ -7,7 +7,7 @@ from actors import calls, codec
 from actors.calls import OpenCall
 from actors.decider import Standing
 from actors.events import RunErased
-from actors.run import Buried, Ended, Live, New, Reserved, State, grace_ms, resumable
+from actors.run import Buried, Ended, Live, New, Reserved, State, grace_ms, parked
 from eventstore.store import Reason
 
 RETENTION_MS = 7 * 24 * 3_600 * 1_000
@@ -26,11 +26,10 @@ def standing(state: State) -> Standing:
         case New() | Reserved():
             return Standing()
         case Live(accepted=accepted, open=open_call):
-            parked = resumable(state) and open_call is not None and open_call.waits
             return Standing(
-                parked=parked,
+                parked=parked(state),
                 released=state.handed_ms > 0,
-                due=_due(state, open_call, parked=parked),
+                due=_due(state, open_call),
                 listed={f"runs:{accepted.subject}": accepted.at_ms},
             )
         case Ended(accepted=accepted, at_ms=at_ms):
@@ -76,7 +75,7 @@ def epitaph(state: State, now_ms: int) -> bytes:
     return codec.encode(RunErased(now_ms, accepted.subject, accepted.origin, accepted.fingerprint))
 
 
-def _due(state: Live, open_call: OpenCall | None, *, parked: bool) -> dict[Reason, int]:
+def _due(state: Live, open_call: OpenCall | None) -> dict[Reason, int]:
     """When somebody must look at a run that waits, or that nobody works on."""
     accepted = state.accepted
     due: dict[Reason, int] = {}
@@ -92,6 +91,6 @@ def _due(state: Live, open_call: OpenCall | None, *, parked: bool) -> dict[Reaso
         due["approval"] = open_call.expires_ms
     if open_call is not None and open_call.settling is not None:
         due["approval"] = open_call.settling.at_ms + calls.RESENT_AFTER_MS
-    if open_call is not None and parked and open_call.idles and accepted.idle_timeout_ms:
+    if open_call is not None and parked(state) and open_call.idles and accepted.idle_timeout_ms:
         due["idle"] = open_call.active_ms + accepted.idle_timeout_ms
     return due

@@ -76,6 +76,18 @@ async def test_a_job_that_waits_has_no_task_no_lease_and_no_owner(fact: ToolFact
         assert not two.node.executing
 
 
+async def test_who_takes_over_a_run_that_was_let_go_of_meanwhile_leaves_it_alone() -> None:
+    memory, tool = new_memory(Clock()), CountingTool()
+    async with nodes(memory, tool, APPLICATION, 2) as (one, two):
+        run_id = await begun(one, APPLICATION)
+        await until(lambda: bool(open_companion(memory, "ticket")) and not one.node.executing)
+        before = memory.actors[run_id].heads
+        await two.node.take_over(run_id)  # it saw a lapsed lease, and stood still until now
+        assert memory.actors[run_id].heads == before
+        await one.decisions.deliver(anybody(), open_companion(memory, "ticket"), run_id, "c1", Raw(b"1"))
+        assert types(await ended(two, run_id))[-1] == "run.completed"
+
+
 async def test_a_job_that_waits_keeps_its_slot() -> None:
     clock = Clock()
     memory, tool = new_memory(clock), CountingTool("reviewed", reviewed=True)
