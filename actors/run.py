@@ -289,10 +289,6 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
             return Decision(_over(state, RunFailed(now_ms, problem, cause)), Receipt())
         case Live(), Cancel(problem, cause):
             return Decision(_over(state, RunCancelled(now_ms, problem, cause)), Receipt())
-        case Live(started=False, accepted=RunAccepted(origin="job")), TakeOver():
-            return Decision([], Receipt("queued"))
-        case Live(), TakeOver() if parked(state):  # whoever asked saw an owner that has let go of it meanwhile
-            return Decision([], Receipt("parked"))
         case Live(), TakeOver():
             return Decision(_taken_over(state, command, now_ms), Receipt())
         case Live(handed_ms=0), HandOver(node) if may_hand_over(state):
@@ -631,9 +627,12 @@ def _final(state: Live, turn: TurnCompleted, artifact_id: str, now_ms: int) -> R
 def _taken_over(state: Live, command: TakeOver, now_ms: int) -> Sequence[RunEvent]:
     """Origin decides (DESIGN §5): a plain foreground run ends; others go on, unless something was in flight.
 
+    A queued job, and a run that waits, belong to nobody: whoever asks saw an owner that let go of it meanwhile.
     A started call whose tool is idempotent is made again under the same call id; any other is uncertain.
     A Host run's deadline is looked at first, and when it is taken up for the first time, whether it can be run at all.
     """
+    if parked(state) or (state.accepted.origin == "job" and not state.started):
+        return []
     if by_hand.is_late(state, now_ms):
         return _over(state, by_hand.timed_out(now_ms))
     host = state.accepted.host

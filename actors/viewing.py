@@ -102,6 +102,8 @@ class Viewing:
         state, heads = await self._found(subject, run_id, may)
         await self._check(run_id, heads, cursor)
         page = await self._node.around.store.page(run_id, cursor.number, PAGE_BYTES_MAX)
+        if page.heads.ended:
+            await self._node.confirm_end(run_id)
         if page.heads.ended and not isinstance(state, run.Ended):
             state, _ = await self._found(subject, run_id, may)
         ended = state if isinstance(state, run.Ended) and page.heads.ended else None

@@ -34,11 +34,11 @@ class Short(Exception):
 
 
 class Proof(NamedTuple):
-    """How to see that an append was written: the reply to *words* is *command*."""
+    """How to see that something was written: the reply to *words* is *found*."""
 
     tag: str
     words: Sequence[Word]
-    command: bytes
+    found: bytes
 
 
 def proof(append: Append, tag: str) -> Proof | None:
@@ -52,6 +52,11 @@ def proof(append: Append, tag: str) -> Proof | None:
         if appends.marks(part):
             return Proof(tag, ("HGET", keys.heads(tag, part.actor), "k"), command)
     return None
+
+
+def end_of(tag: str, actor: str) -> Proof:
+    """What shows that *actor* has ended, whoever ended it."""
+    return Proof(tag, ("HGET", keys.heads(tag, actor), "x"), b"1")
 
 
 class _Waiter(NamedTuple):
@@ -90,7 +95,7 @@ class Barrier:
                 await anyio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _AGAIN_S_MAX)
         if not kept:
-            raise Short(f"fewer than {self._replicas} replicas are known to have what {proof.command.decode()} wrote")
+            raise Short(f"fewer than {self._replicas} replicas are known to have what shows as {proof.found.decode()}")
 
     async def _asked(self, proof: Proof) -> bool | None:
         try:
@@ -136,7 +141,7 @@ class Barrier:
 
 
 def _kept(found: Any, waiter: _Waiter, acked: int, replicas: int) -> bool:
-    return found == waiter.proof.command and acked >= replicas
+    return found == waiter.proof.found and acked >= replicas
 
 
 @asynccontextmanager

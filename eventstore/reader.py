@@ -34,7 +34,7 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
     """Yield the items of *actor* after number *after* as they come, until the last item of an ended one.
 
     An empty sequence says that nothing came for *heartbeat_s*, in silence or in an outage: a pause, never an end.
-    Close it with `aclosing`.
+    The last items come once the end is kept as the profile promises. Close it with `aclosing`.
 
     Raises:
         CursorAhead: *after* is beyond the feed.
@@ -60,19 +60,26 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
                 continue
             if tail.lost:
                 raise HistoryLost(actor)
-            outage.over()
             if news is None:
+                outage.over()
                 behind = not tail.compared
                 yield ()
                 continue
             items = news.items if behind else following(news.items, last)
             gap = not behind and not _meets(news.items, last)
+            over = news.ended and not gap and (items[-1].number if items else last) >= news.head
+            if over and not await store.kept(actor):
+                behind = True
+                if await outage.paused():
+                    yield ()
+                continue
+            outage.over()
             if items and not gap:
                 last = items[-1].number
                 yield items
-            behind = gap or last < news.head
-            if news.ended and not behind:
+            if over:
                 return
+            behind = gap or last < news.head
 
 
 async def _read(store: Store, actor: str, after: int, tail: Tail) -> Heard:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from eventstore import appends, clock, keys, words
-from eventstore.barrier import Barrier, Short, open_barrier, proof
+from eventstore.barrier import Barrier, Short, end_of, open_barrier, proof
 from eventstore.comparing import keep_comparing
 from eventstore.endpoint import beside
 from eventstore.follow import Hub
@@ -228,6 +228,16 @@ class RedisStore:
         due, member = keys.due(self._tag_of(actor)), f"{actor}|{reason}"
         said: tuple[Word, ...] = ("ZREM", due, member) if at_ms is None else ("ZADD", due, "XX", at_ms, member)
         await self._asked(lambda: self._commands.call(*said))
+
+    async def kept(self, actor: str) -> bool:
+        """Whether the end of *actor* may be told; without a barrier, whatever was read may be."""
+        if self._barrier is None:
+            return True
+        try:
+            await self._barrier.passed(end_of(self._tag_of(actor), actor))
+        except Short:
+            return False
+        return True
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""

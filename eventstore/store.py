@@ -393,6 +393,13 @@ class Store(Protocol):
         """
         ...
 
+    async def kept(self, actor: str) -> bool:
+        """Whether the end of *actor* may be told: as many servers have it as the profile promises.
+
+        False says that this is not known, or that the end was lost; whoever reads it again finds out.
+        """
+        ...
+
     async def post(self, actor: str, entry: bytes) -> None:
         """Write *entry* to the outbox of the partition of *actor*, beside any append; it may be written twice."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from eventstore import keys
 from eventstore.barrier import Barrier, Proof, Road, Short, open_barrier, proof
 from eventstore.link import ConnectionLost, Link, ReplyError, Word
+from eventstore.reader import followed
 from eventstore.redis_store import RedisStore, open_redis_store
 from eventstore.shape import Cluster, Sentinel, opened
 from eventstore.slots import slot_of
@@ -76,6 +77,34 @@ async def test_what_is_answered_a_replica_has(pair: tuple[Server, Server], store
         assert int(await pair[1].ask("HGET", keys.heads(TAG, RUN), "l")) == number + 1
     await store.append(one("hand back", replace(CLAIM, log=5)))
     assert await pair[1].ask("HGET", keys.heads(TAG, RUN), "k") == b"hand back"
+
+
+async def test_an_end_is_shown_to_nobody_before_a_replica_has_it(
+    pair: tuple[Server, Server], store: RedisStore
+) -> None:
+    end = one("end", Part(actor=RUN, log=1, events=(Event(b"end", 1),), items=(b"the end",), epoch=1, ended=True))
+    shown: list[bytes] = []
+    beaten = anyio.Event()
+
+    async def read() -> None:
+        async with aclosing(followed(store, RUN, 0, heartbeat_s=0.2)) as batches:
+            async for items in batches:
+                shown.extend(item.data for item in items)
+                if not items:
+                    beaten.set()
+
+    await store.append(BEGIN)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        with pair[1].frozen():
+            with pytest.raises(Unavailable, match="uncertain"):
+                await store.append(end)
+            assert not await store.kept(RUN)
+            with anyio.fail_after(20):
+                await beaten.wait()
+            assert shown == []
+    assert shown == [b"the end"]
+    assert await store.kept(RUN)
 
 
 async def test_without_a_replica_it_is_uncertain_and_the_actor_is_forgotten_but_deltas_go_on(

@@ -57,6 +57,8 @@ class Feed:
         self.oldest = 1
         self.fails = 0
         self.reads = 0
+        self.lacks = 0
+        """How often a replica still lacks the end."""
 
     def append(self, *items: bytes, heard: bool = True, ended: bool = False) -> None:
         first = len(self.items) + 1
@@ -77,6 +79,10 @@ class Feed:
         heads = Heads(feed=len(self.items), oldest=self.oldest, ended=self.ended)
         some = [Item(number, data) for number, data in enumerate(self.items, 1) if number > after]
         return Page(heads, some[:bytes_max] if after + 1 >= self.oldest else [])
+
+    async def kept(self, _: str) -> bool:
+        self.lacks -= 1
+        return self.lacks < 0
 
     def follower(self, after: int = 0, heartbeat_s: float = 5) -> AsyncGenerator[Sequence[Item]]:
         return followed(cast("Store", self), A, after, heartbeat_s=heartbeat_s)
@@ -300,6 +306,30 @@ async def test_the_cursor_at_the_head_of_an_ended_one_is_the_end() -> None:
     feed.append(b"1", ended=True)
     async with aclosing(feed.follower(after=1)) as reader:
         assert await taken(reader) == []
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_the_last_items_come_once_the_end_is_kept(heard: bool) -> None:  # noqa: FBT001 - both ways
+    feed = Feed()
+    feed.append(b"a")
+    async with aclosing(feed.follower(heartbeat_s=0.02)) as reader:
+        assert [item.data for item in await anext(reader)] == [b"a"]
+        feed.lacks = 2
+        feed.append(b"b", b"c", heard=heard, ended=True)
+        assert [item.data for item in await taken(reader)] == [b"b", b"c"]
+    assert feed.lacks == -1
+
+
+async def test_an_end_that_was_lost_before_it_was_told_is_followed_by_another() -> None:
+    feed = Feed()
+    feed.append(b"a")
+    async with aclosing(feed.follower()) as reader:
+        assert [item.data for item in await anext(reader)] == [b"a"]
+        feed.lacks = 1
+        feed.append(b"b", ended=True)
+        feed.items, feed.ended = [b"a"], False  # of a replica that was promoted
+        feed.append(b"other", heard=False, ended=True)
+        assert [item.data for item in await taken(reader)] == [b"other"]
 
 
 async def test_an_end_without_items_is_noticed() -> None:
