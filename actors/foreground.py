@@ -317,7 +317,7 @@ class Foreground:
     async def _replayed(self, run_id: str, state: run.State, heads: Heads) -> Attended:
         if isinstance(state, run.Live):
             await self._end_lost(run_id, heads, resumes=run.resumable(state))
-        await self._node.confirm_end(run_id)
+        await self._node.around.store.confirm_end(run_id)
         events = await self._node.around.shell.events(run_id)
         return _Replayed(run_id, self._feeds.replayed(run_id, events))
 

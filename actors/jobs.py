@@ -147,7 +147,7 @@ class Jobs:
         state, heads = await self._node.around.shell.state(job_id)
         job = self._shown(job_id, state, heads, subject, may)
         if job.ended is not None:
-            await self._node.confirm_end(job_id)
+            await self._node.around.store.confirm_end(job_id)
         return await self._counted(job)
 
     async def cancel(self, subject: str, job_id: str, may: May) -> Job:

@@ -181,15 +181,6 @@ class Node:
             with anyio.move_on_after(1):
                 await execution.over.wait()
 
-    async def confirm_end(self, actor: str) -> None:
-        """Return once the end of *actor*, which was read, may be told to others.
-
-        Raises:
-            Unavailable: whether it is kept as the profile promises is not known.
-        """
-        if not await self.around.store.kept(actor):
-            raise Unavailable("uncertain: whether this end is kept is not known")
-
     def end_soon(self, actor: str, command: run.Cancel | run.Fail) -> None:
         """End a run whatever becomes of the asker: the append belongs to the node."""
         self.soon(self._end, actor, command)

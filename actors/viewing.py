@@ -103,7 +103,7 @@ class Viewing:
         await self._check(run_id, heads, cursor)
         page = await self._node.around.store.page(run_id, cursor.number, PAGE_BYTES_MAX)
         if page.heads.ended:
-            await self._node.confirm_end(run_id)
+            await self._node.around.store.confirm_end(run_id)
         if page.heads.ended and not isinstance(state, run.Ended):
             state, _ = await self._found(subject, run_id, may)
         ended = state if isinstance(state, run.Ended) and page.heads.ended else None

@@ -341,10 +341,8 @@ class MemoryStore:
         if (actor, reason) in due:
             _put(due, (actor, reason), at_ms)
 
-    async def kept(self, actor: str) -> bool:
-        """Whether it has ended: there is no second server that could lack it."""
-        of = self._memory.actors.get(actor)
-        return of is not None and of.heads.ended
+    async def confirm_end(self, actor: str) -> None:
+        """There is no second server that could lack it."""
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""

@@ -34,7 +34,7 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
     """Yield the items of *actor* after number *after* as they come, until the last item of an ended one.
 
     An empty sequence says that nothing came for *heartbeat_s*, in silence or in an outage: a pause, never an end.
-    The last items come once the end is kept as the profile promises. Close it with `aclosing`.
+    What comes with the end comes once that is kept as the profile promises. Close it with `aclosing`.
 
     Raises:
         CursorAhead: *after* is beyond the feed.
@@ -50,36 +50,32 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
                 if tail is None:
                     tail = await stack.enter_async_context(store.follow(actor))
                 news = await _read(store, actor, last, tail) if behind else await tail.heard(heartbeat_s)
+                if news is not None and news.ended:
+                    await store.confirm_end(actor)
             except CursorAhead as error:
                 if last > after:  # it was no cursor: those items were sent
                     raise HistoryLost(actor) from error
                 raise
             except Unavailable:
+                behind = True
                 if await outage.paused():
                     yield ()
                 continue
             if tail.lost:
                 raise HistoryLost(actor)
+            outage.over()
             if news is None:
-                outage.over()
                 behind = not tail.compared
                 yield ()
                 continue
             items = news.items if behind else following(news.items, last)
             gap = not behind and not _meets(news.items, last)
-            over = news.ended and not gap and (items[-1].number if items else last) >= news.head
-            if over and not await store.kept(actor):
-                behind = True
-                if await outage.paused():
-                    yield ()
-                continue
-            outage.over()
             if items and not gap:
                 last = items[-1].number
                 yield items
-            if over:
-                return
             behind = gap or last < news.head
+            if news.ended and not behind:
+                return
 
 
 async def _read(store: Store, actor: str, after: int, tail: Tail) -> Heard:

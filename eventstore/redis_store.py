@@ -229,15 +229,14 @@ class RedisStore:
         said: tuple[Word, ...] = ("ZREM", due, member) if at_ms is None else ("ZADD", due, "XX", at_ms, member)
         await self._asked(lambda: self._commands.call(*said))
 
-    async def kept(self, actor: str) -> bool:
-        """Whether the end of *actor* may be told; without a barrier, whatever was read may be."""
+    async def confirm_end(self, actor: str) -> None:
+        """Return once the end of *actor* may be told; without a barrier, whatever was read may be."""
         if self._barrier is None:
-            return True
+            return
         try:
             await self._barrier.passed(end_of(self._tag_of(actor), actor))
-        except Short:
-            return False
-        return True
+        except Short as error:
+            raise Unavailable(f"uncertain: {error}") from error
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""

@@ -393,10 +393,11 @@ class Store(Protocol):
         """
         ...
 
-    async def kept(self, actor: str) -> bool:
-        """Whether the end of *actor* may be told: as many servers have it as the profile promises.
+    async def confirm_end(self, actor: str) -> None:
+        """Return once the end of *actor*, which was read, may be told: as many servers have it as the profile promises.
 
-        False says that this is not known, or that the end was lost; whoever reads it again finds out.
+        Raises:
+            Unavailable: this is not known, or the end was lost; whoever reads it again finds out.
         """
         ...
 

@@ -99,12 +99,13 @@ async def test_an_end_is_shown_to_nobody_before_a_replica_has_it(
         with pair[1].frozen():
             with pytest.raises(Unavailable, match="uncertain"):
                 await store.append(end)
-            assert not await store.kept(RUN)
+            with pytest.raises(Unavailable, match="uncertain"):
+                await store.confirm_end(RUN)
             with anyio.fail_after(20):
                 await beaten.wait()
             assert shown == []
     assert shown == [b"the end"]
-    assert await store.kept(RUN)
+    await store.confirm_end(RUN)
 
 
 async def test_without_a_replica_it_is_uncertain_and_the_actor_is_forgotten_but_deltas_go_on(

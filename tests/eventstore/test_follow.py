@@ -80,9 +80,10 @@ class Feed:
         some = [Item(number, data) for number, data in enumerate(self.items, 1) if number > after]
         return Page(heads, some[:bytes_max] if after + 1 >= self.oldest else [])
 
-    async def kept(self, _: str) -> bool:
+    async def confirm_end(self, _: str) -> None:
         self.lacks -= 1
-        return self.lacks < 0
+        if self.lacks >= 0:
+            raise Unavailable("uncertain")
 
     def follower(self, after: int = 0, heartbeat_s: float = 5) -> AsyncGenerator[Sequence[Item]]:
         return followed(cast("Store", self), A, after, heartbeat_s=heartbeat_s)

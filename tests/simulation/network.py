@@ -258,8 +258,8 @@ class Wire:
     async def settle(self, actor: str, reason: Any, at_ms: int | None = None) -> None:
         await self._at(actor, "settle", actor, reason, at_ms)
 
-    async def kept(self, actor: str) -> bool:
-        return bool(await self._at(actor, "kept", actor))
+    async def confirm_end(self, actor: str) -> None:
+        await self._at(actor, "confirm_end", actor)
 
     async def post(self, actor: str, entry: bytes) -> None:
         await self._at(actor, "post", actor, entry)
