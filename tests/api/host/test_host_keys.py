@@ -1,5 +1,6 @@
 """Keys of the Host: one request each, whatever fails between the change and its record; and what is told meanwhile."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -272,3 +273,78 @@ async def test_a_stream_of_a_history_that_is_lost_is_refused_without_a_word_of_i
         told = await sent(at.app, "GET", b"/host/v1/runs/run-1/events", [ANN])
         assert judged(told)["error"]["code"] == "internal"
         assert at.app.parts.faults.count == 1
+
+
+# Looking.
+
+
+class Looked:
+    """A store that counts how often each actor is looked at, and may do something before it is written to."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.looks: Counter[str] = Counter()
+        self.before: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def look(self, actor: str, after: int = 0, *, snapshot: bool = False) -> Any:
+        self.looks[actor] += 1
+        return await self._store.look(actor, after, snapshot=snapshot)
+
+    async def append(self, append: Append) -> Any:
+        if self.before is not None:
+            act, self.before = self.before, None
+            await act()
+        return await self._store.append(append)
+
+
+async def test_a_change_looks_at_its_run_once_for_grants_and_acting_alike() -> None:
+    memory = new_memory()
+    here: Any = Looked(MemoryStore(memory, "n2"))
+    model = rounds([call("reviewed")])
+    async with (
+        hosting(model, MemoryStore(memory, "n1"), reviewed()) as elsewhere,
+        hosting(model, here, reviewed(), held=True) as desk,
+    ):
+        await elsewhere.done("create_run", plan())
+        view = await elsewhere.waiting("run-1")
+        run_id = actor_of(memory, "run-1")
+        for change in (desk.resolve, desk.resume):
+            here.looks.clear()
+            await change(view)
+            view = await elsewhere.view("run-1")
+            assert here.looks[run_id] == 1
+        await elsewhere.create("run-2")
+        two = await elsewhere.ended("run-2")
+        here.looks.clear()
+        named = {"runId": "run-2", "expectedRevision": two["revision"]}
+        assert await desk.code("cancel_run", named) == "conflict"
+        assert here.looks[actor_of(memory, "run-2")] == 2  # a refusal counts only against heads read for it
+
+
+async def test_a_run_that_begins_after_it_was_looked_for_is_not_found_by_that_request() -> None:
+    memory = new_memory()
+    here: Any = Looked(MemoryStore(memory, "n2"))
+    async with hosting(stalling("a"), MemoryStore(memory, "n1")) as elsewhere, hosting(stalling("a"), here) as desk:
+        here.before = lambda: elsewhere.create("run-1")
+        named = {"runId": "run-1", "expectedRevision": 2}
+        assert await desk.code("cancel_run", named, "k") == "not_found"
+        assert (await desk.view("run-1"))["status"] == "running"
+        assert await desk.code("cancel_run", named, "k") == "not_found"
+        assert await desk.code("cancel_run", named, "k2") == ""
+
+
+async def test_a_run_that_moves_on_after_it_was_looked_at_refuses_the_revision() -> None:
+    memory = new_memory()
+    here: Any = Looked(MemoryStore(memory, "n2"))
+    async with (
+        hosting(rounds([call("reviewed")]), MemoryStore(memory, "n1"), reviewed()) as elsewhere,
+        hosting(rounds([call("reviewed")]), here, reviewed(), held=True) as desk,
+    ):
+        await elsewhere.done("create_run", plan())
+        view = await elsewhere.waiting("run-1")
+        here.before = lambda: elsewhere.resolve(view)
+        told = await desk.asked("cancel_run", {"runId": "run-1", "expectedRevision": 3}, "k")
+        assert told["error"]["details"] == {"revision": 4, "status": "waiting_for_approval"}
