@@ -204,16 +204,13 @@ class Node:
         *command_id* is that of a command which may come again from another node; else a new one is made.
         *fresh* says that the run was looked at just now.
         """
-        sent = mono_ms()
+        sent, command_id = mono_ms(), command_id or self.around.fresh_id()
         claim = Claiming(self.around.store.node, self.settings.lease_ms, if_parked=True)
-        told = await self.around.shell.tell(
-            run_id,
-            command,
-            command_id=command_id or self.around.fresh_id(),
-            claim=claim,
-            fresh=fresh,
-            not_after_ms=not_after_ms,
-        )
+        named: dict[str, Any] = {"command_id": command_id, "not_after_ms": not_after_ms}
+        try:
+            told = await self.around.shell.tell(run_id, command, claim=claim, fresh=fresh, **named)
+        except errors.Fenced:  # it waits, and yet somebody took it over just now: then that node carries it on
+            told = await self.around.shell.tell(run_id, command, **named)
         if told.events:
             self.execute(run_id, told, sent, self.claim_of(told.state))
         return told

@@ -127,7 +127,10 @@ class HostService:
             return seen
         if asked.after_sequence >= seen.feed.sequence:
             return EventPage((), asked.after_sequence, has_more=False)
-        return page_of(await self._parts.reading.events(seen), asked)
+        try:
+            return page_of(await self._parts.reading.events(seen), asked)
+        except Unavailable:
+            return failure_of(problems.STORE)
 
     async def visible(self, run_id: str) -> Seen | Failure:
         """Look up a run that the principal may follow."""

@@ -138,11 +138,22 @@ async def test_a_store_that_does_not_answer_is_unavailable_and_one_that_lost_som
         store.lost = False
         store.look = _unavailable
         assert await desk.code("get_run", {"runId": "run-1"}) == "unavailable"
+        store.look = _unavailable_from_the_second_on(store)
+        assert await desk.code("list_events", {"runId": "run-1"}) == "unavailable"
         del store.look
 
 
 async def _unavailable(*_: Any, **__: Any) -> Any:
     raise Unavailable("look")
+
+
+def _unavailable_from_the_second_on(store: Any) -> Any:
+    looks = iter([store._store.look])
+
+    async def look(*words: Any, **named: Any) -> Any:
+        return await next(looks, _unavailable)(*words, **named)
+
+    return look
 
 
 async def test_a_permit_that_could_not_be_given_back_is_left_to_the_sweep() -> None:

@@ -518,6 +518,19 @@ async def test_a_run_is_claimed_before_it_is_executed_and_only_once() -> None:
                 assert [isinstance(entry.event, RunClaimed) for entry in log].count(True) == 1
 
 
+@pytest.mark.parametrize("resolution", ["approved", "denied"])
+async def test_what_waits_is_decided_through_any_node_though_another_took_it_over_just_now(resolution: str) -> None:
+    memory = new_memory()
+    async with two_nodes(rounds([call("reviewed")]), memory, reviewed()) as (one, two):
+        await one.done("create_run", plan())
+        view = await one.waiting("run-1")
+        await two.host.node.take_over(actor_of(memory, "run-1"))
+        await one.resolve(view, resolution)
+        if resolution == "approved":
+            await one.resume(await one.view("run-1"))
+        assert (await one.ended("run-1"))["status"] == ("completed" if resolution == "approved" else "failed")
+
+
 async def test_a_host_without_the_protocol_answers_no_envelope() -> None:
     async with hosting(saying("x"), MemoryStore(new_memory(), "n1"), host=None) as desk:
         assert desk.host.agent_host is None
