@@ -62,6 +62,8 @@ class HostWork:
             if view is None or view["status"] in HOST_ENDS:
                 return
             await self._answered(view)
+            if chance.random() < 0.08:
+                await self._meant_for_another_time(view["revision"] - 1)
             await anyio.sleep(chance.uniform(0.1, 0.9))
         self.world.complain(self.name, "saw no end of its run")
 
@@ -96,6 +98,12 @@ class HostWork:
             if told is not None and told["ok"]:
                 detail = (approval["approvalId"], resolution, self.subject)
                 self.world.acknowledged.append(Acknowledged("decision", self.run, detail))
+
+    async def _meant_for_another_time(self, revision: int) -> None:
+        """Ask for the end of a run as it was before: that is refused whatever happens."""
+        told = await self._changed("cancel_run", {"runId": self.name, "expectedRevision": revision})
+        if told is not None and told["ok"]:
+            self.world.complain(self.name, "was cancelled at", revision, "which was over")
 
     async def _cancelled_some_time(self) -> None:
         await anyio.sleep(self.chance.uniform(0, 3))
