@@ -7,6 +7,7 @@ next one finishes (DESIGN §3). A refusal is told only once it is recorded, beca
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -161,7 +162,7 @@ class HostRuns:
             if found is None:
                 return _NOT_FOUND
             told = await self._node.around.shell.tell(found.actor, command, command_id=command_id, fresh=True)
-            if not _carried_out(told, RunCancelled):
+            if not await self._carried_out(found.actor, told, command_id, _is_cancelled):
                 return _refused(told)
             if not told.heads.owner:  # else its executor gives the slot back, once it has stopped
                 await self._node.released(found.actor)
@@ -189,7 +190,7 @@ class HostRuns:
             if found is None:
                 return _NOT_FOUND
             told = await self._node.told(found.actor, command, command_id=command_id, fresh=True)
-            if not _carried_out(told, RunResumed):
+            if not await self._carried_out(found.actor, told, command_id, _is_resumed):
                 return _refused(told)
             if any(isinstance(event, RunResumed) and event.again for event in told.events):
                 await self._taken_over(found.actor, told.heads)
@@ -302,7 +303,7 @@ class HostRuns:
         except TooLate:
             told = await self._node.told(found.actor, calls.Expire(command.awaits_audit))
             return _refused(told)
-        if not _carried_out(told, ReviewSettled, ReviewSettling):
+        if not await self._carried_out(found.actor, told, command_id, partial(_is_settled, command)):
             return _refused(told)
         await self._settled(found.actor, told, command.approval_id)
         await self._gave_back(command.approval_id)
@@ -311,6 +312,16 @@ class HostRuns:
         if found.accepted.host is not None:
             return Outcome(command.expected + 1, "waiting_for_approval")
         return Outcome(command.expected + 2, "running")  # granted and claimed in one step (Host mapping §9, C2)
+
+    async def _carried_out(self, actor: str, told: Told, command_id: str, is_it: Callable[[RunEvent], bool]) -> bool:
+        """Whether a command did what it asked for.
+
+        Not so if it was refused; nor if it came too late, or its record was too large, and it ended the run instead.
+        """
+        if isinstance(told.answer, Refusal):
+            return False
+        # What came again is known by its id alone where the log was folded into a snapshot meanwhile.
+        return any(map(is_it, told.events or await self._node.around.shell.caused(actor, command_id)))
 
     async def _settled(self, actor: str, told: Told, approval_id: str) -> None:
         """Have the audit sink take the record of an answer that holds only then.
@@ -347,14 +358,17 @@ class HostRuns:
             log.info("run %s is carried on elsewhere", actor)
 
 
-def _carried_out(told: Told, *kinds: type[RunEvent]) -> bool:
-    """Whether a command did what it asked for: not so if it was refused, or if its record was too large and ended the run.
+def _is_cancelled(event: RunEvent) -> bool:
+    return isinstance(event, RunCancelled)
 
-    What came again is known by its id alone where the log was folded into a snapshot meanwhile.
-    """
-    if isinstance(told.answer, Refusal):
-        return False
-    return not told.events or any(isinstance(event, kinds) for event in told.events)
+
+def _is_resumed(event: RunEvent) -> bool:
+    return isinstance(event, RunResumed)
+
+
+def _is_settled(command: by_hand.Resolve, event: RunEvent) -> bool:
+    """Whether *event* is the answer that was given; the end of a run settles what was asked too."""
+    return isinstance(event, ReviewSettled | ReviewSettling) and event.outcome == command.outcome
 
 
 def _refused(told: Told) -> Outcome:

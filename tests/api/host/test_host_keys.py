@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from actors import host_key, upkeep
+from actors import host_key, shell, upkeep
 from actors.decider import Receipt, Refusal
 from actors.host_key import CONFLICT, KEPT_MS, Forget, Reserve, Settle
 from api.host import reading
@@ -284,6 +284,50 @@ async def test_a_stream_of_a_history_that_is_lost_is_refused_without_a_word_of_i
         told = await sent(at.app, "GET", b"/host/v1/runs/run-1/events", [ANN])
         assert judged(told)["error"]["code"] == "internal"
         assert at.app.parts.faults.count == 1
+
+
+async def test_a_change_that_came_too_late_is_refused_to_whoever_comes_again_under_its_key() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    store: Any = Failing(MemoryStore(memory, "n1"))
+    async with hosting(rounds([call("reviewed")]), store, reviewed(), node=FAST) as desk:
+        await desk.done("create_run", plan(context={"deadlineUnixMs": clock() + 60_000}))
+        view = await desk.waiting("run-1")
+        store.calls = {"sweep"}
+        clock.ahead_ms += 60_001
+        store.refuses = settles
+        named = {"runId": "run-1", "expectedRevision": 3, "approvalId": view["approval"]["approvalId"]}
+        late = named | {"resolution": "denied"}
+        assert await desk.code("resolve_approval", late, "k") == "unavailable"  # its record could not be kept
+        store.refuses = lambda _: False
+        told = await desk.asked("resolve_approval", late, "k")
+        assert told["error"]["details"] == {"revision": 4, "status": "timed_out"}
+        assert await desk.code("resolve_approval", late, "k") == "conflict"
+
+
+async def test_a_change_whose_log_was_folded_since_is_told_as_at_first_on_any_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "SNAPSHOT_EVENTS", 1)
+    memory = new_memory()
+    store: Any = Failing(MemoryStore(memory, "n1"))
+    model = rounds([call("reviewed", "c1")], [call("reviewed", "c2")])
+    async with (
+        hosting(model, store, reviewed()) as one,
+        hosting(model, MemoryStore(memory, "n2"), reviewed(), held=True) as two,
+    ):
+        await one.done("create_run", plan())
+        view = await one.waiting("run-1")
+        named = {"runId": "run-1", "expectedRevision": 3, "approvalId": view["approval"]["approvalId"]}
+        asked = named | {"resolution": "approved"}
+        store.refuses = settles
+        told = await one.asked("resolve_approval", asked, "k")
+        store.refuses = lambda _: False
+        await one.resume(await one.view("run-1"))
+        await one.waiting("run-1")
+        assert memory.actors[actor_of(memory, "run-1")].snapshot is not None
+        again = await two.asked("resolve_approval", asked, "k")
+        assert again["body"] == told["body"] == {"runId": "run-1", "revision": 4, "status": "waiting_for_approval"}
 
 
 # Looking.
