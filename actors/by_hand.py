@@ -82,8 +82,14 @@ def status(state: "Live") -> Status:
     """How a run that has not ended stands (Host mapping §5)."""
     if not state.started:
         return "created"
-    waits = state.open is not None and state.open.stage in {"reviewed", "settling", "approved"}
-    return "waiting_for_approval" if waits else "running"
+    return "running" if under_review(state) is None else "waiting_for_approval"
+
+
+def under_review(state: "Live") -> ToolCall | None:
+    """The call whose approval the run waits for, or whose claim."""
+    open_call = state.open
+    waits = open_call is not None and open_call.stage in {"reviewed", "settling", "approved"}
+    return open_call.call if open_call is not None and waits else None
 
 
 def reviewer(state: "Live") -> ApprovalsOption | None:

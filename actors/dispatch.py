@@ -1,10 +1,10 @@
-"""Takes queued jobs up: asks the ledger for those whose turn it is, checks that they still may run, and begins them.
+"""Takes queued jobs and Host runs up: asks the ledger for those whose turn it is, checks that they still may run, and begins them.
 
 The ledger's line is a cache (DESIGN §3): a job that it forgot is found by its due member `work` and lined up again.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,18 +28,21 @@ POOL = "runs"
 JOBS_POOL = "jobs"
 BYTES_POOL = "job-bytes"
 HOST_RUNS_POOL = "host-runs"
+JOBS_LANE, HOST_LANE = "jobs", "host"
+"""Lanes of the line: what is not a node's to serve is left to those whose it is."""
 BLOCK_BYTES = 16_384
 """Room for jobs' records is counted in blocks of this size, so that small jobs ask for it once."""
 TAKEN_UP_AT_ONCE_MAX = 32
 
 
 class Worker:
-    """What a node does for queued jobs."""
+    """What a node does for queued jobs and Host runs."""
 
     def __init__(
         self,
         node: "Node",
         *,
+        lanes: Collection[str],
         workers_max: int,
         poll_s: float,
         bytes_max: int,
@@ -47,6 +50,7 @@ class Worker:
         authority: Callable[[RunAccepted], Problem | None],
     ) -> None:
         self._node = node
+        self._lanes = lanes
         self._workers_max = workers_max
         self._poll_s = poll_s
         self._bytes = Caps(total=bytes_max)
@@ -93,7 +97,7 @@ class Worker:
         most = min(self._workers_max - len(running), TAKEN_UP_AT_ONCE_MAX)
         if most <= 0 or self._node.closing.is_set():
             return False
-        found = await self._node.around.store.dispatch(POOL, most, self._node.caps("", ""))
+        found = await self._node.around.store.dispatch(POOL, most, self._node.caps("", ""), self._lanes)
         for one in found:
             self._beginning.add(one.holder)
             self._node.tasks.start_soon(self._begin, one)
@@ -164,7 +168,8 @@ async def line_up(
         weight = room_bytes(accepted)
         await store.begun(Claim(JOBS_POOL, run_id, store.node, subject))
         await store.begun(Claim(BYTES_POOL, run_id, store.node, subject, weight=weight))
-    await store.enlist(Claim(POOL, run_id, store.node, subject, account), caps(subject, account), accepted.at_ms, keep)
+    claim, lane = Claim(POOL, run_id, store.node, subject, account), JOBS_LANE if accepted.host is None else HOST_LANE
+    await store.enlist(claim, caps(subject, account), accepted.at_ms, keep, lane)
 
 
 def room_bytes(accepted: RunAccepted, feed_bytes: int = 0) -> int:

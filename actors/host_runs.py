@@ -7,18 +7,29 @@ next one finishes (DESIGN §3). A refusal is told only once it is recorded, beca
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 
-from actors import by_hand, calls, errors, host_key, ids, run, upkeep, values
+from actors import by_hand, calls, errors, host_key, host_names, ids, run, upkeep, values
 from actors.bounds import Bounds, accept
 from actors.companions import APPROVALS_POOL, HOST_KEYS_POOL
 from actors.decider import Refusal
 from actors.dispatch import HOST_RUNS_POOL, line_up
 from actors.errors import Problem, Refused
-from actors.events import HostKeyEvent, HostRun, ReviewSettled, ReviewSettling, RunCancelled, RunEvent, RunResumed
+from actors.events import (
+    HostKeyEvent,
+    HostRun,
+    ReviewSettled,
+    ReviewSettling,
+    RunAccepted,
+    RunCancelled,
+    RunEvent,
+    RunResumed,
+    ToolCall,
+)
 from actors.node import Node
 from actors.request import RunRequest
 from actors.revisions import Status
@@ -56,19 +67,28 @@ class Creator(NamedTuple):
 
 
 class Keyed(NamedTuple):
-    """A request under its key; *fingerprint* is of its canonical form."""
+    """A request under its subject's key; *fingerprint* is of its canonical form."""
 
+    subject: str
     key: str
     fingerprint: str
 
 
 class Found(NamedTuple):
-    """A run that its subject calls *name*."""
+    """A run as one look found it, for whoever asks what its caller may do, and then changes it."""
 
-    name: str
     actor: str
     state: run.Live | run.Ended
-    heads: Heads
+
+    @property
+    def accepted(self) -> RunAccepted:
+        """What it began with."""
+        return self.state.accepted
+
+    @property
+    def under_review(self) -> ToolCall | None:
+        """The call that somebody may decide about."""
+        return by_hand.under_review(self.state) if isinstance(self.state, run.Live) else None
 
 
 class Outcome(Struct, frozen=True, omit_defaults=True):
@@ -107,17 +127,14 @@ class HostRuns:
         self._run_caps = Caps(total=limits.max_runs, per_subject=limits.max_runs_per_subject)
 
     async def found(self, subject: str, name: str) -> Found | None:
-        """Look a run up: by its Host name first, then as the subject's wire run of that id (Host mapping §3).
+        """Look up what *subject* calls *name*, to be changed.
 
         Raises:
             Unavailable: the store did not answer.
+            HistoryLost: it lost what it should keep.
         """
-        actor = ids.run_of_host(self._node.around.store.deployment.id_key, subject, name)
-        named = await self._seen(subject, name, actor)
-        if named is not None or not values.is_actor_id(name):
-            return named
-        other = await self._seen(subject, name, name)
-        return None if other is None or other.state.accepted.host is not None else other
+        id_key = self._node.around.store.deployment.id_key
+        return await host_names.meant(id_key, subject, name, lambda actor: self._seen(subject, actor))
 
     async def create(self, who: Creator, keyed: Keyed, host: HostRun, request: RunRequest | None) -> Outcome:
         """Accept and start a run; *request* is what its input asks for, None where that is nothing the host could run.
@@ -126,7 +143,7 @@ class HostRuns:
             Refused: OPERATION_STORE_FULL, HOST_RUNS_FULL; HOST_KEY_CONFLICT; BODY_TOO_LARGE.
             Unavailable: the store did not answer; the same request may be sent again.
         """
-        actor = ids.run_of_host(self._node.around.store.deployment.id_key, who.subject, host.context.run_id)
+        actor = ids.run_of_host(self._node.around.store.deployment.id_key, keyed.subject, host.context.run_id)
 
         async def act(command_id: str) -> Outcome:
             for _ in range(BEGIN_TRIES):
@@ -136,35 +153,33 @@ class HostRuns:
                     continue
             raise Unavailable("no run could be stored within the time that its place is kept")
 
-        return await self._once(who.subject, "create_run", keyed, actor, act)
+        return await self._once("create_run", keyed, actor, act)
 
-    async def cancel(self, subject: str, keyed: Keyed, name: str, command: by_hand.Cancel) -> Outcome:
-        """End a run that stands at the expected revision; raises as `create`."""
+    async def cancel(self, keyed: Keyed, name: str, found: Found | None, command: by_hand.Cancel) -> Outcome:
+        """End the run that *name* was *found* to mean, where it stands at the expected revision; raises as `create`."""
 
         async def act(command_id: str) -> Outcome:
-            found = await self.found(subject, name)
             if found is None:
                 return _NOT_FOUND
-            told = await self._node.around.shell.tell(found.actor, command, command_id=command_id)
-            if not _carried_out(told, RunCancelled):
+            told = await self._node.around.shell.tell(found.actor, command, command_id=command_id, fresh=True)
+            if not await self._carried_out(found.actor, told, command_id, _is_cancelled):
                 return _refused(told)
             if not told.heads.owner:  # else its executor gives the slot back, once it has stopped
                 await self._node.released(found.actor)
             return Outcome(command.expected + 1, "cancelled")
 
-        return await self._once(subject, "cancel_run", keyed, name, act)
+        return await self._once("cancel_run", keyed, name, act)
 
-    async def resolve(self, subject: str, keyed: Keyed, name: str, command: by_hand.Resolve) -> Outcome:
+    async def resolve(self, keyed: Keyed, name: str, found: Found | None, command: by_hand.Resolve) -> Outcome:
         """Settle the approval that a run waits for; raises as `create`, and APPROVAL_AUDIT_FAILED."""
         command = msgspec.structs.replace(command, awaits_audit=self._node.around.audit is not None)
 
         async def act(command_id: str) -> Outcome:
-            found = await self.found(subject, name)
             return _NOT_FOUND if found is None else await self._resolved(found, command_id, command)
 
-        return await self._once(subject, "resolve_approval", keyed, name, act)
+        return await self._once("resolve_approval", keyed, name, act)
 
-    async def resume(self, subject: str, keyed: Keyed, name: str, command: by_hand.Resume) -> Outcome:
+    async def resume(self, keyed: Keyed, name: str, found: Found | None, command: by_hand.Resume) -> Outcome:
         """Claim the approved call of a run, for the first time or again; raises as `create`.
 
         A living owner goes on, since what it records next is decided after this; in the place of a lost one this node
@@ -172,31 +187,30 @@ class HostRuns:
         """
 
         async def act(command_id: str) -> Outcome:
-            found = await self.found(subject, name)
             if found is None:
                 return _NOT_FOUND
-            told = await self._node.told(found.actor, command, command_id=command_id)
-            if not _carried_out(told, RunResumed):
+            told = await self._node.told(found.actor, command, command_id=command_id, fresh=True)
+            if not await self._carried_out(found.actor, told, command_id, _is_resumed):
                 return _refused(told)
             if any(isinstance(event, RunResumed) and event.again for event in told.events):
                 await self._taken_over(found.actor, told.heads)
             return Outcome(command.expected + 1, "running")
 
-        return await self._once(subject, "resume_run", keyed, name, act)
+        return await self._once("resume_run", keyed, name, act)
 
-    async def _seen(self, subject: str, name: str, actor: str) -> Found | None:
-        state, heads = await self._node.around.shell.state(actor)
-        if not isinstance(state, run.Live | run.Ended) or state.accepted.subject != subject:
+    async def _seen(self, subject: str, actor: str) -> Found | None:
+        state, _ = await self._node.around.shell.state(actor)
+        if not isinstance(state, run.Live | run.Ended):
             return None
-        if isinstance(state, run.Ended) and self._node.around.store.now_ms() >= upkeep.expires_ms(state):
-            return None
-        return Found(name, actor, state, heads)
+        ended_ms = state.at_ms if isinstance(state, run.Ended) else None
+        is_known = host_names.is_known(state.accepted, ended_ms, subject, self._node.around.store.now_ms())
+        return Found(actor, state) if is_known else None
 
-    async def _once(self, subject: str, operation: Operation, keyed: Keyed, about: str, act: _Act) -> Outcome:
+    async def _once(self, operation: Operation, keyed: Keyed, about: str, act: _Act) -> Outcome:
         """Have *act* change the run once for this key, as the node's own work: a caller that leaves takes nothing back."""
         id_key = self._node.around.store.deployment.id_key
-        key_id = ids.host_key(id_key, subject, operation, keyed.key)
-        reserve = host_key.Reserve(subject, keyed.fingerprint, about)
+        key_id = ids.host_key(id_key, keyed.subject, operation, keyed.key)
+        reserve = host_key.Reserve(keyed.subject, keyed.fingerprint, about)
         return await self._node.carried_out(lambda: self._kept(key_id, reserve, act), undo=lambda _: None)
 
     async def _kept(self, key_id: str, reserve: host_key.Reserve, act: _Act) -> Outcome:
@@ -232,7 +246,7 @@ class HostRuns:
         self, who: Creator, actor: str, command_id: str, host: HostRun, request: RunRequest | None
     ) -> Outcome:
         around, name = self._node.around, host.context.run_id
-        seen = await self._seen(who.subject, name, name) if values.is_actor_id(name) else None
+        seen = await self._seen(who.subject, name) if values.is_actor_id(name) else None
         if seen is not None:
             return Outcome(seen.state.revision, _status(seen.state), "conflict")
         state, heads = await around.shell.state(actor)
@@ -283,19 +297,31 @@ class HostRuns:
         open_call = found.state.open if isinstance(found.state, run.Live) else None
         expires_ms = 0 if open_call is None else open_call.expires_ms or 0
         try:
-            told = await self._node.told(found.actor, command, not_after_ms=expires_ms, command_id=command_id)
+            told = await self._node.told(
+                found.actor, command, not_after_ms=expires_ms, command_id=command_id, fresh=True
+            )
         except TooLate:
             told = await self._node.told(found.actor, calls.Expire(command.awaits_audit))
             return _refused(told)
-        if not _carried_out(told, ReviewSettled, ReviewSettling):
+        if not await self._carried_out(found.actor, told, command_id, partial(_is_settled, command)):
             return _refused(told)
         await self._settled(found.actor, told, command.approval_id)
         await self._gave_back(command.approval_id)
         if command.outcome == "denied":
             return Outcome(command.expected + 1, "failed")
-        if found.state.accepted.host is not None:
+        if found.accepted.host is not None:
             return Outcome(command.expected + 1, "waiting_for_approval")
         return Outcome(command.expected + 2, "running")  # granted and claimed in one step (Host mapping §9, C2)
+
+    async def _carried_out(self, actor: str, told: Told, command_id: str, is_it: Callable[[RunEvent], bool]) -> bool:
+        """Whether a command did what it asked for.
+
+        Not so if it was refused; nor if it came too late, or its record was too large, and it ended the run instead.
+        """
+        if isinstance(told.answer, Refusal):
+            return False
+        # What came again is known by its id alone where the log was folded into a snapshot meanwhile.
+        return any(map(is_it, told.events or await self._node.around.shell.caused(actor, command_id)))
 
     async def _settled(self, actor: str, told: Told, approval_id: str) -> None:
         """Have the audit sink take the record of an answer that holds only then.
@@ -332,14 +358,17 @@ class HostRuns:
             log.info("run %s is carried on elsewhere", actor)
 
 
-def _carried_out(told: Told, *kinds: type[RunEvent]) -> bool:
-    """Whether a command did what it asked for: not so if it was refused, or if its record was too large and ended the run.
+def _is_cancelled(event: RunEvent) -> bool:
+    return isinstance(event, RunCancelled)
 
-    What came again is known by its id alone where the log was folded into a snapshot meanwhile.
-    """
-    if isinstance(told.answer, Refusal):
-        return False
-    return not told.events or any(isinstance(event, kinds) for event in told.events)
+
+def _is_resumed(event: RunEvent) -> bool:
+    return isinstance(event, RunResumed)
+
+
+def _is_settled(command: by_hand.Resolve, event: RunEvent) -> bool:
+    """Whether *event* is the answer that was given; the end of a run settles what was asked too."""
+    return isinstance(event, ReviewSettled | ReviewSettling) and event.outcome == command.outcome
 
 
 def _refused(told: Told) -> Outcome:

@@ -160,16 +160,21 @@ class Node:
         self.executing[hold.actor] = execution
         self.tasks.start_soon(self._executed, state, execution)
 
-    async def told(self, run_id: str, command: run.Command, not_after_ms: int = 0, command_id: str = "") -> Told:
+    async def told(
+        self, run_id: str, command: run.Command, not_after_ms: int = 0, command_id: str = "", *, fresh: bool = False
+    ) -> Told:
         """Tell the run; where it waited and belonged to nobody, it is this node's from here, in the same append.
 
-        *command_id* is that of a command which may come again from another node; else it is fresh.
+        *command_id* is that of a command which may come again from another node; else a new one is made.
+        *fresh* says that the run was looked at just now.
         """
-        sent = clock.mono_ms()
+        sent, command_id = clock.mono_ms(), command_id or self.around.fresh_id()
         claim = Claiming(self.around.store.node, self.settings.lease_ms, if_parked=True)
-        told = await self.around.shell.tell(
-            run_id, command, command_id=command_id or self.around.fresh_id(), claim=claim, not_after_ms=not_after_ms
-        )
+        named: dict[str, Any] = {"command_id": command_id, "not_after_ms": not_after_ms}
+        try:
+            told = await self.around.shell.tell(run_id, command, claim=claim, fresh=fresh, **named)
+        except errors.Fenced:  # it waits, and yet somebody took it over just now: then that node carries it on
+            told = await self.around.shell.tell(run_id, command, **named)
         if told.events:
             self.execute(run_id, told, sent, self.claim_of(told.state))
         return told

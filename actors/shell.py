@@ -150,6 +150,11 @@ class Shell(Generic[S, C, E]):
         """Read the actor's whole log."""
         return [self._kind.decode(entry.data) for entry in (await self._store.look(actor)).entries]
 
+    async def caused(self, actor: str, command_id: str) -> list[E]:
+        """Read what a command has written of the actor."""
+        entries = (await self._store.look(actor)).entries
+        return [self._kind.decode(entry.data) for entry in entries if entry.command == command_id]
+
     def known(self, actor: str) -> S:
         """The last state this node knows, without asking."""
         hot = self._hot.get(actor)

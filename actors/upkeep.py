@@ -6,7 +6,7 @@ Nothing here waits, reads a clock or rolls a die.
 from actors import calls, codec
 from actors.calls import OpenCall
 from actors.decider import Standing
-from actors.events import RunErased
+from actors.events import RunAccepted, RunErased
 from actors.run import Buried, Ended, Live, New, Reserved, State, grace_ms, parked
 from eventstore.store import Reason
 
@@ -52,7 +52,12 @@ def is_in_line(state: Live) -> bool:
 
 def expires_ms(state: Ended) -> int:
     """When the payload of an ended run goes; of a keyed one, its feed alone."""
-    return state.at_ms + (state.accepted.retention_ms or RETENTION_MS)
+    return kept_until_ms(state.accepted, state.at_ms)
+
+
+def kept_until_ms(accepted: RunAccepted, ended_ms: int) -> int:
+    """Until when a run is kept that ended at *ended_ms*."""
+    return ended_ms + (accepted.retention_ms or RETENTION_MS)
 
 
 def keeps_log(state: Ended) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from actors.errors import Problem
 from actors.request import RunRequest
 from actors.shapes import SAFE
+from api.host import document as host
 from api.problems import STATUSES
 from api.wire.jobs import JobInfo, Page
 from api.wire.readiness import Word
@@ -220,7 +221,7 @@ def document() -> Schema:
         "info": {
             "title": "Runstream",
             "version": "1.0",
-            "description": "The AgenticDriver wire protocol 1.0 as this host serves it.",
+            "description": "The AgenticDriver wire protocol 1.0, and the Agent Host protocol, as this host serves them.",
         },
         "security": [{"bearer": []}],
         "paths": {
@@ -260,6 +261,10 @@ def document() -> Schema:
             "/v1/jobs/read": {"post": _post("readJob", "Look at a job.", "JobNamed", "JobInfo")},
             "/v1/jobs/cancel": {"post": _post("cancelJob", "End a job.", "JobNamed", "JobInfo")},
             "/v1/jobs/events": {"post": _post("pageJob", "Read some of a job's events.", "JobCursor", "JobPage")},
+            "/host/v1": {"post": _of_host(host.EXCHANGE, _json("HostAnswer"))},
+            "/host/v1/runs/{runId}/events": {
+                "get": _of_host(host.EVENTS, {"text/event-stream": {"schema": host.STREAM}}, *host.FOLLOWING)
+            },
         },
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
@@ -294,6 +299,13 @@ def _run() -> Schema:
 def _post(name: str, summary: str, body: str, answer: str) -> Schema:
     told = _get(name, summary, _json(answer), _VERSION)
     return told | {"requestBody": {"required": True, "content": _json(body)}}
+
+
+def _of_host(told: Schema, answers: Schema, *parameters: Schema) -> Schema:
+    """A route of the Host protocol, whose refusals are envelopes too."""
+    refused = {"description": "Why not, as an envelope.", "headers": _HEADERS, "content": _json("HostRefusal")}
+    done = {"description": "Done.", "headers": _HEADERS, "content": answers}
+    return told | {"parameters": list(parameters), "responses": {"200": done, "default": refused}}
 
 
 def _get(name: str, summary: str, answers: Schema, *parameters: Schema) -> Schema:
@@ -338,7 +350,7 @@ def _schemas() -> Schema:
     problem["required"] = ["code", "message", "retryable"]
     problem["properties"]["retryable"].pop("default", None)
     error = {"type": "object", "required": ["error"], "properties": {"error": problem}}
-    return dict(sorted({**schemas, **_OURS, "Error": error}.items()))
+    return dict(sorted({**schemas, **_OURS, **host.SCHEMAS, "Error": error}.items()))
 
 
 def _without_null(schema: Any) -> Any:

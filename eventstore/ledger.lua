@@ -3,23 +3,26 @@
 -- KEYS  1 held   zset    holder -> Redis time by which it must have begun; 0 once begun
 --       2 by     hash    "total", "s|<subject>", "a|<account>" and "n|<node>" -> weight of the permits held, changed
 --                        only together with `held`;
---                        "h|<holder>" -> its record, see `record` and `held_record`; a queued one begins with "q";
+--                        "h|<holder>" -> its record, see `record` and `held_record`; a queued one begins with "q"
+--                        and its lane;
 --                        "place" -> the last number given to a place or a turn;
 --                        "seen" -> time of the last call that met a line; "awake" -> see tick
 --       3 line   zset    "<subject>|<account>|<place>|<holder>", all scored 0, so the order is that of bytes
 --       4 turn   zset    subject with waiting work -> its turn; the lowest is next
 --       5 asked  zset    waiting holder -> what "awake" was when it last asked
 --       6 gone   string  until when a `begun` of this holder counts as late: it gave its permit back
---       7 queue  zset    as `line`, for what any node may take up; its places are the times it was queued at
+--       7 queue  zset    as `line`, for what any node of its lane may take up, with "<lane>:" before the account;
+--                        its places are the times it was queued at
 --       8 qturn  zset    as `turn`, for subjects with queued work
 -- ARGV  1 verb: take, begun, give, enlist or dispatch    2 holder (dispatch: or empty)    3 publish command
 --       4 channel of a node, without the node    5 channel where all nodes hear of room
 --       all but begun: 6 total (0 is no bound, as for every cap)
 --       take and enlist: 7 begin within ms    8 per subject    9 per account    10 per node
 --             11 weight    12 subject    13 account (or empty)    14 node
---       take: 15 queue total (0 is no line)    16 queue per subject    enlist: 15 queued at ms
+--       take: 15 queue total (0 is no line)    16 queue per subject    enlist: 15 queued at ms    16 lane
 --       begun: 6 weight    7 subject    8 account    9 node
---       dispatch: 7 per node    8 most    9 node
+--       dispatch: 7 per node    8 most    9 node    10 lanes, each after and before a "|"
+-- Names of lanes are lower-case letters, or nothing.
 -- Names of subjects and accounts come quoted: none contains "|".
 -- Answers {granted | queued | busy | full | done, begin by, Redis time}; dispatch goes on with holder, begin by, ...
 -- The only check that can refuse is the first.
@@ -31,11 +34,11 @@ local SUBJECTS_MAX = 32 -- looks at a subject by one call, in each of line and q
 local ACCOUNTS_MAX = 256 -- accounts of one subject that are looked at; a host is configured with far fewer
 local GONE_MS = 30000
 local SILENT_MS, STEP_MS = 15000, 3000
-local RECORD = "^(q?)(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)|(.*)$"
+local RECORD = "^(%l*)(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)|(.*)$"
 local unpack = unpack or table.unpack
 
 local verb, holder = ARGV[1], ARGV[2]
-if #KEYS ~= 8 or #ARGV ~= ({ take = 16, begun = 9, give = 6, enlist = 15, dispatch = 9 })[verb] then
+if #KEYS ~= 8 or #ARGV ~= ({ take = 16, begun = 9, give = 6, enlist = 16, dispatch = 10 })[verb] then
   return redis.error_reply("ERR ledger: unknown verb, or a wrong number of keys or arguments")
 end
 
@@ -181,14 +184,19 @@ local function waiting_of(line, subject)
   return redis.call("ZLEXCOUNT", line, "[" .. subject .. "|", "(" .. subject .. "}")
 end
 
+local function lane_of(who)
+  return string.sub(who.queued, 2)
+end
+
 local function member(name, who)
-  return who.subject .. "|" .. who.account .. "|" .. who.place .. "|" .. name
+  local lane = lane_of(who)
+  return who.subject .. "|" .. (lane == "" and lane or lane .. ":") .. who.account .. "|" .. who.place .. "|" .. name
 end
 
 -- Takes *name* off the line or the queue, whichever it is in; whether its subject has more work there.
 local function leave(name, who)
   local line, turn = LINE, TURN
-  if who.queued == "q" then
+  if who.queued ~= "" then
     line, turn = QUEUE, QTURN
   else
     redis.call("ZREM", ASKED, name)
@@ -268,7 +276,7 @@ local function precedes(one, other)
   return #one < #other
 end
 
--- The earliest of *subject* in *line* that may have a permit: the heads of its accounts' lines are compared.
+-- The earliest of *subject* in *line* that may have a permit: the heads of its lanes' and accounts' lines are compared.
 local function first_of(line, subject, room_for)
   local best, best_name, best_kept
   local from, to = "[" .. subject .. "|", "(" .. subject .. "}"
@@ -379,11 +387,15 @@ end
 
 if verb == "dispatch" then
   local per_node, most, node, done = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9], answer("done", 0)
+  local lanes = ARGV[10]
   reap(awake)
   pump(total)
   local kept = redis.call("HMGET", BY, "total", "n|" .. node)
   local room = math.min(room_of(total, kept[1]), room_of(per_node, kept[2]))
   serve(QUEUE, QTURN, room, math.min(most, SUBJECTS_MAX), function(who)
+    if not string.find(lanes, "|" .. lane_of(who) .. "|", 1, true) then
+      return nil
+    end
     who.node = node
     local kept_now = sums(who)
     return fits(kept_now, who, total, per_node, who.weight) and kept_now
@@ -408,7 +420,7 @@ if verb == "enlist" then
     announce(total)
     return answer("done", 0)
   end
-  who.queued, who.place = "q", padded(tonumber(ARGV[15]))
+  who.queued, who.place = "q" .. ARGV[16], padded(tonumber(ARGV[15]))
   redis.call("DEL", GONE)
   redis.call("HSET", BY, "h|" .. holder, record(who))
   redis.call("ZADD", QUEUE, 0, member(holder, who))

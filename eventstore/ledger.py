@@ -4,10 +4,10 @@ A cache of what the runs say (DESIGN §3): it may be lost, and heals as holders 
 `MemoryLedger` is the reference; `RedisLedger` asks `ledger.lua`, which keeps the same rules over sorted sets.
 Every call may come twice. Order of line and queue: scheduling §3 and §4, over all nodes. A waiter has no deadline, but
 one whose node has been silent for too long is dropped: a waiting holder asks again every `ASK_AGAIN_MS`.
-A queued holder need not ask: it stays until a node's `dispatch` takes it up, or it is given.
+A queued holder need not ask: it stays until the `dispatch` of a node that serves its lane takes it up, or it is given.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -60,6 +60,8 @@ class Waiter(Struct, frozen=True):
     begin_within_ms: int
     at_ms: int
     """In the line: when it last asked, in time during which the ledger was spoken to. In the queue: its place."""
+    lane: str = ""
+    """In the queue: which nodes may take it up."""
 
 
 class Line(Struct, frozen=True):
@@ -104,6 +106,8 @@ class Serving(Struct, frozen=True):
     """What holds for all: of a line `total`, of the queue `per_node` too; the rest is each waiter's own."""
     node: str = ""
     """Where what is queued will run."""
+    lanes: Collection[str] = ("",)
+    """What is served there."""
     most: int = SUBJECTS_MAX
 
 
@@ -144,22 +148,24 @@ def given(pool: Pool, holder: str, caps: Caps, now_ms: int) -> Step:
     return _told(pool, freed, Step(*_pumped(freed, caps, now_ms)), caps)
 
 
-def enlisted(pool: Pool, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int, now_ms: int) -> Step:
-    """*pool* with *claim* in the queue, unless its holder has a permit, waits for one, or is queued already."""
+def enlisted(pool: Pool, queued: Waiter, now_ms: int) -> Step:
+    """*pool* with *queued* in the queue, unless its holder has a permit, waits for one, or is queued already."""
+    claim, caps = queued.claim, queued.caps
     freed = _reaped(_awake(pool, now_ms), now_ms)
     after, granted = _pumped(freed, caps, now_ms)
     if claim.holder in {*after.held, *after.line.waiters, *after.queue.waiters}:
         return _told(pool, freed, Step(after, granted), caps)
-    joined = _joined(after.queue, Waiter(claim, caps, begin_within_ms, queued_ms))
+    joined = _joined(after.queue, queued)
     by_place = dict(sorted(joined.waiters.items(), key=lambda named: (named[1].at_ms, named[0])))
     return Step(replace(_known(after, claim.holder), queue=replace(joined, waiters=by_place)), granted, room=True)
 
 
-def dispatched(pool: Pool, node: str, most: int, caps: Caps, now_ms: int) -> tuple[Step, tuple[Dispatched, ...]]:
-    """*pool* once *node* took up to *most* holders off the queue, and who they are; the line comes first."""
+def dispatched(pool: Pool, serving: Serving, now_ms: int) -> tuple[Step, tuple[Dispatched, ...]]:
+    """*pool* once holders were taken off the queue as *serving* says, and who they are; the line comes first."""
+    caps = serving.caps
     freed = _reaped(_awake(pool, now_ms), now_ms)
     pumped, granted = _pumped(freed, caps, now_ms)
-    after, claims = _served(pumped, Serving("queue", caps, node, most), now_ms)
+    after, claims = _served(pumped, serving, now_ms)
     answer = tuple(Dispatched(claim.holder, after.held[claim.holder].begin_by_ms) for claim in claims)
     return _told(pool, freed, Step(after, granted), caps), answer
 
@@ -210,11 +216,11 @@ def _served(pool: Pool, serving: Serving, now_ms: int) -> tuple[Pool, tuple[Clai
 
 
 def _first(pool: Pool, subject: str, serving: Serving) -> Waiter | None:
-    """The earliest waiter of *subject* that may have a permit, looking at the first of each account."""
-    heads: dict[str, Waiter] = {}
+    """The earliest waiter of *subject* that may have a permit, looking at the first of each lane and account."""
+    heads: dict[tuple[str, str], Waiter] = {}
     for waiter in _line(pool, serving).waiters.values():
-        if waiter.claim.subject == subject:
-            heads.setdefault(waiter.claim.account, _as_served(waiter, serving))
+        if waiter.claim.subject == subject and waiter.lane in serving.lanes:
+            heads.setdefault((waiter.lane, waiter.claim.account), _as_served(waiter, serving))
     return next((head for head in heads.values() if _fits(pool, head.claim, head.caps, head.claim.weight)), None)
 
 
@@ -340,14 +346,16 @@ class MemoryLedger:
         """Hand a permit back, or leave the line or the queue."""
         self._keep(pool, given(self._pool(pool), holder, caps, self._clock()))
 
-    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int, lane: str = "") -> None:
         """Put a holder into the queue, once."""
-        step = enlisted(self._pool(claim.pool), claim, caps, queued_ms, begin_within_ms, self._clock())
-        self._keep(claim.pool, step)
+        queued = Waiter(claim, caps, begin_within_ms, queued_ms, lane)
+        self._keep(claim.pool, enlisted(self._pool(claim.pool), queued, self._clock()))
 
-    async def dispatch(self, pool: str, node: str, most: int, caps: Caps) -> Sequence[Dispatched]:
-        """Take up to *most* holders off the queue for *node*."""
-        step, answer = dispatched(self._pool(pool), node, most, caps, self._clock())
+    async def dispatch(
+        self, pool: str, node: str, most: int, caps: Caps, lanes: Collection[str] = ("",)
+    ) -> Sequence[Dispatched]:
+        """Take up to *most* holders of *lanes* off the queue for *node*."""
+        step, answer = dispatched(self._pool(pool), Serving("queue", caps, node, lanes, most), self._clock())
         self._keep(pool, step)
         return answer
 
@@ -402,14 +410,17 @@ class RedisLedger:
         """Hand a permit back, or leave the line or the queue."""
         await self._run(_SETTLE, "give", pool, holder, caps.total)
 
-    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int, lane: str = "") -> None:
         """Put a holder into the queue, once."""
         bounds = _bounds(caps, begin_within_ms)
-        await self._run(_TAKE, "enlist", claim.pool, claim.holder, *bounds, *_names(claim), queued_ms)
+        await self._run(_TAKE, "enlist", claim.pool, claim.holder, *bounds, *_names(claim), queued_ms, lane)
 
-    async def dispatch(self, pool: str, node: str, most: int, caps: Caps) -> Sequence[Dispatched]:
-        """Take up to *most* holders off the queue for *node*."""
-        _, _, _, *found = await self._run(_TAKE, "dispatch", pool, "", caps.total, caps.per_node, most, node)
+    async def dispatch(
+        self, pool: str, node: str, most: int, caps: Caps, lanes: Collection[str] = ("",)
+    ) -> Sequence[Dispatched]:
+        """Take up to *most* holders of *lanes* off the queue for *node*."""
+        bounds = (caps.total, caps.per_node, most)
+        _, _, _, *found = await self._run(_TAKE, "dispatch", pool, "", *bounds, node, f"|{'|'.join(lanes)}|")
         pairs = zip(found[::2], found[1::2], strict=True)
         return [Dispatched(holder.decode(), int(begin_by)) for holder, begin_by in pairs]
 

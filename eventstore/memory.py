@@ -6,7 +6,7 @@ No step here waits between its first check and its last write, so each is atomic
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
@@ -366,13 +366,13 @@ class MemoryStore:
         """Say that the permit of *claim* is in use."""
         await self._memory.ledger.begun(claim)
 
-    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int, lane: str = "") -> None:
         """Put a holder into the queue, once."""
-        await self._memory.ledger.enlist(claim, caps, queued_ms, begin_within_ms)
+        await self._memory.ledger.enlist(claim, caps, queued_ms, begin_within_ms, lane)
 
-    async def dispatch(self, pool: str, most: int, caps: Caps) -> Sequence[Dispatched]:
-        """Take up to *most* holders off the queue for this node."""
-        return await self._memory.ledger.dispatch(pool, self.node, most, caps)
+    async def dispatch(self, pool: str, most: int, caps: Caps, lanes: Collection[str] = ("",)) -> Sequence[Dispatched]:
+        """Take up to *most* holders of *lanes* off the queue for this node."""
+        return await self._memory.ledger.dispatch(pool, self.node, most, caps, lanes)
 
     async def give(self, pool: str, holder: str, caps: Caps) -> None:
         """Hand a permit back, or leave the line or the queue."""

@@ -7,7 +7,7 @@ Only `now_ms`, `history`, `listen` and `partition_of` are plain: they touch noth
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -262,13 +262,13 @@ class RedisStore:
         """Say that the permit of *claim* is in use."""
         await self._asked(lambda: self._ledger.begun(claim))
 
-    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int, lane: str = "") -> None:
         """Put a holder into the queue, once."""
-        await self._asked(lambda: self._ledger.enlist(claim, caps, queued_ms, begin_within_ms))
+        await self._asked(lambda: self._ledger.enlist(claim, caps, queued_ms, begin_within_ms, lane))
 
-    async def dispatch(self, pool: str, most: int, caps: Caps) -> Sequence[Dispatched]:
-        """Take up to *most* holders off the queue for this node."""
-        return await self._asked(lambda: self._ledger.dispatch(pool, self.node, most, caps))
+    async def dispatch(self, pool: str, most: int, caps: Caps, lanes: Collection[str] = ("",)) -> Sequence[Dispatched]:
+        """Take up to *most* holders of *lanes* off the queue for this node."""
+        return await self._asked(lambda: self._ledger.dispatch(pool, self.node, most, caps, lanes))
 
     async def give(self, pool: str, holder: str, caps: Caps) -> None:
         """Hand a permit back, or leave the line or the queue."""

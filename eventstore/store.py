@@ -6,7 +6,7 @@ An answer that a rule forbids the append is a value, because its sender acts on 
 a store that cannot answer raises `Unavailable`, and then the same append may be sent again unchanged.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -425,17 +425,19 @@ class Store(Protocol):
         """Say that the permit of *claim* is in use, and on which node; takes it if a lost ledger had forgotten it."""
         ...
 
-    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None:
-        """Put a holder into the line of those that any node may take up (`dispatch`), once; nothing if it has a permit.
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int, lane: str = "") -> None:
+        """Put a holder into the line of those that any node may take up which serves its *lane* (`dispatch`), once.
 
+        Nothing if it has a permit. A lane's name is lower-case letters, or nothing.
         That line has no bound and nobody in it need ask again. *queued_ms* is its place among its subject's.
         *begin_within_ms* holds once it is granted. `Claim.node` means nothing here.
         """
         ...
 
-    async def dispatch(self, pool: str, most: int, caps: Caps) -> Sequence[Dispatched]:
-        """Take up to *most* (at most 32) holders off that line, each with a permit for this node; none if there is no room.
+    async def dispatch(self, pool: str, most: int, caps: Caps, lanes: Collection[str] = ("",)) -> Sequence[Dispatched]:
+        """Take up to *most* (at most 32) holders of *lanes* off that line, each with a permit for this node.
 
+        None if there is no room.
         Subjects in rotation, one holder of each a turn, its earliest whose own bounds leave room; waiters of `take`
         come first. Of *caps*, `total` and `per_node` hold for all; the rest are each holder's own.
         """

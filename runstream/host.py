@@ -14,7 +14,7 @@ from actors.accounting import Accounts, UsageSink
 from actors.audit import Sink
 from actors.budgets import Budgets
 from actors.decisions import Decisions
-from actors.dispatch import Worker
+from actors.dispatch import HOST_LANE, JOBS_LANE, Worker
 from actors.errors import Problem, Refused
 from actors.events import RunAccepted, RunEvent
 from actors.executor import Surroundings
@@ -306,6 +306,7 @@ async def open_host(
         if jobs is not None or of_host is not None:
             node.worker = Worker(
                 node,
+                lanes=[lane for lane, part in ((JOBS_LANE, jobs), (HOST_LANE, of_host)) if part is not None],
                 workers_max=max(0 if jobs is None else jobs.max_workers, 0 if of_host is None else of_host.max_workers),
                 poll_s=HOST_POLL_S if jobs is None else jobs.poll_interval_ms / 1_000,
                 bytes_max=0 if jobs is None else jobs.max_bytes,

@@ -422,9 +422,10 @@ def nothing_left(history: History) -> Iterator[str]:
     """Nobody holds what is over, nothing is due any more but retention, and nothing waits in an inbox."""
     open_sessions = {kept.actor for kept in history.kept if kept.kind == "session" and not kept.ended}
     jobs = {kept.actor for kept in history.kept if kept.kind == "run" and kept.log[0].event.get("origin") == "job"}
-    may_hold = {"sessions": open_sessions, "jobs": jobs, "job-bytes": jobs}
+    hosts = {kept.actor for kept in history.kept if kept.kind == "run" and kept.log[0].event.get("host")}
+    may_hold = {"sessions": open_sessions, "jobs": jobs, "job-bytes": jobs, "host-runs": hosts}
     for pool, holders in history.held.items():
-        if pool == "keys":
+        if pool in {"keys", "host-keys"}:
             continue
         for holder in sorted(set(holders) - may_hold.get(pool, set())):
             yield f"{holder} still holds a permit of {pool}"

@@ -1,6 +1,6 @@
 """The store of one node as its host has it: nothing can be taken up while its door is shut, and it can be cut off."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import anyio
@@ -29,10 +29,10 @@ class Doorway:
         self._ears.append(ear)
         self._store.listen(ear)
 
-    async def dispatch(self, pool: str, most: int, caps: Caps) -> Sequence[Dispatched]:
+    async def dispatch(self, pool: str, most: int, caps: Caps, lanes: Collection[str]) -> Sequence[Dispatched]:
         if self.cut:
             await anyio.sleep_forever()
-        taken: Sequence[Dispatched] = () if self.shut else await self._store.dispatch(pool, most, caps)
+        taken: Sequence[Dispatched] = () if self.shut else await self._store.dispatch(pool, most, caps, lanes)
         return taken
 
     def open(self) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import anyio
 
-from actors import codec, ids, upkeep, values
+from actors import codec, host_names
 from actors.events import RunAccepted
 from eventstore.store import Look, Store, Tail, Unavailable
 from projections import host_feed
@@ -42,21 +42,20 @@ class Reading:
         self._folds: OrderedDict[tuple[str, str], _Fold] = OrderedDict()
 
     async def found(self, subject: str, name: str) -> Seen | None:
-        """Look a run up: by its Host name first, then as the subject's wire run of that id (Host mapping §3).
+        """Look up what *subject* calls *name*, to be shown.
 
         Raises:
             Unavailable: the store did not answer.
             HistoryLost: it lost what it should keep.
         """
-        named = await self._seen(subject, name, ids.run_of_host(self._store.deployment.id_key, subject, name))
-        if named is not None or not values.is_actor_id(name):
-            return named
-        other = await self._seen(subject, name, name)
-        return None if other is None or other.accepted.host is not None else other
+        id_key = self._store.deployment.id_key
+        return await host_names.meant(id_key, subject, name, lambda actor: self._seen(subject, name, actor))
 
     async def events(self, seen: Seen) -> list[HostEvent]:
         """Read all events of a run."""
         look = await self._store.look(seen.actor)
+        if look.heads.ended:
+            await self._store.confirm_end(seen.actor)
         return host_feed.whole(seen.feed.name, (codec.decode_run(entry.data) for entry in look.entries))[1]
 
     async def follow(self, seen: Seen, after: int, heartbeat_s: float) -> AsyncGenerator[Sequence[HostEvent]]:
@@ -79,6 +78,8 @@ class Reading:
                     look = await self._store.look(seen.actor, fold.version)
                     if look.heads.erased:
                         raise Gone
+                    if look.heads.ended:
+                        await self._store.confirm_end(seen.actor)
                     fold, events = _further(fold, look)
                     if fresh := [event for event in events if event.sequence > after]:
                         yield fresh
@@ -96,15 +97,16 @@ class Reading:
             look = await self._store.look(actor)
         if look.entries and not fold.version and not codec.is_of_run(look.entries[0].data):
             return None
+        if look.heads.ended:
+            await self._store.confirm_end(actor)
         fold, _ = _further(fold, look)
         self._keep((actor, name), fold)
         feed, accepted = fold.feed, fold.feed.accepted
-        if look.heads.erased or accepted is None or accepted.subject != subject:
+        if look.heads.erased or accepted is None:
             return None
-        kept_ms = accepted.retention_ms or upkeep.RETENTION_MS
-        if feed.end is not None and self._store.now_ms() >= feed.updated_ms + kept_ms:
-            return None
-        return Seen(actor, accepted, feed)
+        ended_ms = None if feed.end is None else feed.updated_ms
+        is_known = host_names.is_known(accepted, ended_ms, subject, self._store.now_ms())
+        return Seen(actor, accepted, feed) if is_known else None
 
     def _keep(self, key: tuple[str, str], fold: "_Fold") -> None:
         if not fold.version or fold.log_bytes > KEPT_BYTES_MAX:

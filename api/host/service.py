@@ -17,7 +17,7 @@ from actors.errors import Problem, Refused
 from actors.events import HostRun
 from actors.fingerprint import canonical_apart
 from actors.host_input import requested
-from actors.host_runs import Creator, HostRuns, Keyed, Outcome
+from actors.host_runs import Creator, Found, HostRuns, Keyed, Outcome
 from actors.jsontext import encoded
 from actors.request import Catalog, RunRequest
 from api import problems
@@ -70,7 +70,7 @@ class HostService:
         host = HostRun(context, Raw(given), asked.metadata, problem)
         who = Creator(self._access.subject, self._access.credential, self._access.waived)
         work = self._parts.runs.create(
-            who, _keyed(call, "create_run", asked), host, request if isinstance(request, RunRequest) else None
+            who, self._keyed(call, "create_run", asked), host, request if isinstance(request, RunRequest) else None
         )
         return await _submitted(asked.context.run_id, work)
 
@@ -83,18 +83,20 @@ class HostService:
 
     async def cancel_run(self, call: Call, asked: CancelRun) -> Submission | Failure:
         """End a run at once; whoever works on it stops afterwards."""
-        if (denied := await self._denied(asked.run_id)) is not None:
-            return denied
+        found = await self._found(asked.run_id)
+        if isinstance(found, Failure):
+            return found
         command = by_hand.Cancel(asked.expected_revision, asked.reason)
-        keyed = _keyed(call, "cancel_run", asked)
-        return await _submitted(
-            asked.run_id, self._parts.runs.cancel(self._access.subject, keyed, asked.run_id, command)
-        )
+        keyed = self._keyed(call, "cancel_run", asked)
+        return await _submitted(asked.run_id, self._parts.runs.cancel(keyed, asked.run_id, found, command))
 
     async def resolve_approval(self, call: Call, asked: ResolveApproval) -> Submission | Failure:
         """Decide about a call, as whoever `approveTools` lets."""
-        if (denied := await self._denied(asked.run_id, decides=True)) is not None:
-            return denied
+        found = await self._found(asked.run_id)
+        if isinstance(found, Failure):
+            return found
+        if not self._may_decide(found):
+            return FORBIDDEN
         command = by_hand.Resolve(
             expected=asked.expected_revision,
             approval_id=asked.approval_id,
@@ -103,22 +105,19 @@ class HostService:
             reason=asked.reason,
             metadata=asked.metadata,
         )
-        keyed = _keyed(call, "resolve_approval", asked)
-        return await _submitted(
-            asked.run_id, self._parts.runs.resolve(self._access.subject, keyed, asked.run_id, command)
-        )
+        keyed = self._keyed(call, "resolve_approval", asked)
+        return await _submitted(asked.run_id, self._parts.runs.resolve(keyed, asked.run_id, found, command))
 
     async def resume_run(self, call: Call, asked: ResumeRun) -> Submission | Failure:
         """Claim the approved call, here or wherever there is room."""
-        if (denied := await self._denied(asked.run_id)) is not None:
-            return denied
+        found = await self._found(asked.run_id)
+        if isinstance(found, Failure):
+            return found
         command = by_hand.Resume(
             asked.expected_revision, asked.approval_id, self._access.subject, Raw(encoded(asked.input))
         )
-        keyed = _keyed(call, "resume_run", asked)
-        return await _submitted(
-            asked.run_id, self._parts.runs.resume(self._access.subject, keyed, asked.run_id, command)
-        )
+        keyed = self._keyed(call, "resume_run", asked)
+        return await _submitted(asked.run_id, self._parts.runs.resume(keyed, asked.run_id, found, command))
 
     async def list_events(self, call: Call, asked: ListEvents) -> EventPage | Failure:
         """Read events after a cursor; one beyond the log finds nothing, and is handed back."""
@@ -128,7 +127,10 @@ class HostService:
             return seen
         if asked.after_sequence >= seen.feed.sequence:
             return EventPage((), asked.after_sequence, has_more=False)
-        return page_of(await self._parts.reading.events(seen), asked)
+        try:
+            return page_of(await self._parts.reading.events(seen), asked)
+        except Unavailable:
+            return failure_of(problems.STORE)
 
     async def visible(self, run_id: str) -> Seen | Failure:
         """Look up a run that the principal may follow."""
@@ -150,15 +152,23 @@ class HostService:
             return NOT_FOUND
         return seen if self._access.may_see(seen.accepted) else FORBIDDEN
 
-    async def _denied(self, run_id: str, *, decides: bool = False) -> Failure | None:
-        """Why the principal may not change a run; one that is not there is for the key's record to tell."""
-        seen = await self._seen(run_id)
-        if isinstance(seen, Failure):
-            return None if seen is NOT_FOUND else seen
-        approval = seen.feed.approval
-        if decides and approval is not None and not self._access.may_decide(seen.accepted.provider, approval.tool):
-            return FORBIDDEN
-        return None
+    async def _found(self, run_id: str) -> Found | Failure | None:
+        """Look up a run that the principal may change; that there is none is for the key's record to tell."""
+        try:
+            found = await self._parts.runs.found(self._access.subject, run_id)
+        except Unavailable:
+            return failure_of(problems.STORE)
+        return found if found is None or self._access.may_see(found.accepted) else FORBIDDEN
+
+    def _may_decide(self, found: Found | None) -> bool:
+        """Whether the principal may decide what a run waits for; where that is nothing, nothing is denied."""
+        call = None if found is None else found.under_review
+        return found is None or call is None or self._access.may_decide(found.accepted.provider, call.name)
+
+    def _keyed(self, call: Call, operation: Operation, body: tuple[Any, ...]) -> Keyed:
+        """The key, with the fingerprint of what it is used for: operation and body with all defaults (Host runtime §8)."""
+        document = [operation, *(msgspec.to_builtins(one) if isinstance(one, Struct) else one for one in body)]
+        return Keyed(self._access.subject, call.idempotency_key, sha256(canonical_apart(document)).hexdigest())
 
 
 def page_of(events: list[HostEvent], asked: ListEvents) -> EventPage:
@@ -188,9 +198,3 @@ async def _submitted(run_id: str, work: Awaitable[Outcome]) -> Submission | Fail
         details = {"revision": outcome.revision, "status": outcome.status} if outcome.revision else {}
         return Failure("conflict", "The run is not at that revision, or not in a state for this.", details=details)
     return Submission(run_id, outcome.revision, outcome.status)
-
-
-def _keyed(call: Call, operation: Operation, body: tuple[Any, ...]) -> Keyed:
-    """The key, with the fingerprint of what it is used for: operation and body with all defaults (Host runtime §8)."""
-    document = [operation, *(msgspec.to_builtins(one) if isinstance(one, Struct) else one for one in body)]
-    return Keyed(call.idempotency_key, sha256(canonical_apart(document)).hexdigest())

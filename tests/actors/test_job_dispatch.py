@@ -34,6 +34,7 @@ from tests.actors.support import (
     until_so,
 )
 from tests.actors.working import BRISK, LIMITS, Desk, Gated, Held, code_of, on_account, once, used, working
+from tests.api.host.hosting import hosting
 from tests.eventstore.conftest import emptied, valkey
 
 pytestmark = pytest.mark.anyio
@@ -395,3 +396,35 @@ async def test_controls_answer_while_every_slot_is_taken() -> None:
 
 async def _idle(desk: Desk) -> bool:
     return not (desk.host.node.executing or (await desk.counted("runs")).queued or (await desk.counted("runs")).held)
+
+
+# Whose the line is.
+
+
+async def test_a_host_without_jobs_leaves_them_to_those_that_take_them_on_and_serves_host_runs() -> None:
+    memory = new_memory()
+    bounds: Any = {"caps": lambda _subject, _account: Caps(total=1)}
+    async with (
+        working(on_account(saying("job")), MemoryStore(memory, "jobs"), held=True, **bounds) as jobs,
+        hosting(on_account(saying("run")), MemoryStore(memory, "host"), **bounds) as host,
+    ):
+        job = await jobs.submit("j1")
+        await host.create("run-1")
+        assert (await host.ended("run-1"))["result"]["content"] == "run"
+        assert (await jobs.read(job)).state == "queued"  # though it was first in the line of both
+        jobs.host.begin()
+        assert (await jobs.ended(job)).state == "completed"
+        assert (await jobs.events(job))[-1]["result"]["text"] == "job"
+
+
+async def test_a_host_without_the_host_protocol_leaves_its_runs_to_those_that_serve_it() -> None:
+    memory = new_memory()
+    async with (
+        working(on_account(saying("job")), MemoryStore(memory, "jobs")) as jobs,
+        hosting(on_account(saying("run")), MemoryStore(memory, "host"), held=True) as host,
+    ):
+        await host.create("run-1")
+        assert (await jobs.ended(await jobs.submit("j1"))).state == "completed"
+        assert (await host.view("run-1"))["revision"] == 2
+        host.host.begin()
+        assert (await host.ended("run-1"))["status"] == "completed"

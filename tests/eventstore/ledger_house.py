@@ -1,6 +1,6 @@
 """A house with a ledger in it, in memory, on fakeredis or on a real server, whose time the tests set."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import cache
 from typing import Any, Protocol
@@ -25,8 +25,10 @@ class Ledger(Protocol):
     async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit: ...
     async def begun(self, claim: Claim) -> None: ...
     async def give(self, pool: str, holder: str, caps: Caps) -> None: ...
-    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int) -> None: ...
-    async def dispatch(self, pool: str, node: str, most: int, caps: Caps) -> Sequence[Dispatched]: ...
+    async def enlist(self, claim: Claim, caps: Caps, queued_ms: int, begin_within_ms: int, lane: str = "") -> None: ...
+    async def dispatch(
+        self, pool: str, node: str, most: int, caps: Caps, lanes: Collection[str] = ("",)
+    ) -> Sequence[Dispatched]: ...
     async def counted(self, pool: str) -> Counted: ...
 
 
@@ -112,9 +114,17 @@ class House:
         claim = Claim("runs", holder, "", subject, account, weight)
         await self.ledger.enlist(claim, caps, at_ms or self.now_ms, WITHIN_MS)
 
-    async def dispatch(self, node: str = "n1", most: int = 32, caps: Caps = ONE) -> list[str]:
+    async def enlist_in(self, lane: str, holder: str, subject: str, account: str = "", at_ms: int = 0) -> None:
+        """Queue *holder* for the nodes that serve *lane*."""
+        claim = Claim("runs", holder, "", subject, account)
+        wide = Caps(total=1_000, queue_total=100, queue_per_subject=100)
+        await self.ledger.enlist(claim, wide, at_ms or self.now_ms, WITHIN_MS, lane)
+
+    async def dispatch(
+        self, node: str = "n1", most: int = 32, caps: Caps = ONE, lanes: Collection[str] = ("",)
+    ) -> list[str]:
         """Who was taken off the queue for *node*."""
-        return [taken.holder for taken in await self.ledger.dispatch("runs", node, most, caps)]
+        return [taken.holder for taken in await self.ledger.dispatch("runs", node, most, caps, lanes)]
 
     async def begun(self, holder: str, subject: str = "alice", account: str = "", node: str = "n1") -> None:
         await self.ledger.begun(Claim("runs", holder, node, subject, account))

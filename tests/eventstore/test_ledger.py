@@ -382,9 +382,11 @@ async def perform(house: House, op: Op, caps: Caps) -> Performed:
     if op.verb == "take":
         answer = await house.ledger.take(claim, caps, WITHIN_MS)
     elif op.verb == "enlist":
-        await house.ledger.enlist(claim, caps, START_MS + op.holder // 3, WITHIN_MS)
+        lane = ("", "", "b")[op.holder % 3]
+        await house.ledger.enlist(claim, caps, START_MS + op.holder // 3, WITHIN_MS, lane)
     elif op.verb == "dispatch":
-        answer = [*await house.ledger.dispatch(claim.pool, claim.node, op.weight, caps)]
+        lanes = (("", "b"), ("",), ("b",))[op.holder % 3]
+        answer = [*await house.ledger.dispatch(claim.pool, claim.node, op.weight, caps, lanes)]
     elif op.verb == "begun":
         await house.ledger.begun(claim)
     else:

@@ -202,6 +202,30 @@ async def test_who_waits_in_the_line_comes_before_the_queue(house: House) -> Non
     assert await house.rings() == [("n1", "c0")]
 
 
+async def test_a_node_takes_up_only_what_is_in_its_lanes_and_the_rest_keeps_its_place(house: House) -> None:
+    for n in range(3):
+        await house.enlist_in("jobs", f"a-job-{n}", "alice", "acme", house.now_ms + n)
+        await house.enlist_in("host", f"a-run-{n}", "alice", "acme", house.now_ms + n)
+    await house.enlist_in("jobs", "b-job", "bob")
+    assert await house.dispatch(caps=WIDE, lanes=()) == []
+    assert await house.dispatch(caps=WIDE, lanes=("host",)) == ["a-run-0", "a-run-1", "a-run-2"]
+    assert await house.dispatch(caps=WIDE, lanes=("host",)) == []
+    assert (await house.ledger.counted("runs")).queued == 4
+    await house.enlist_in("host", "late", "alice", "acme", house.now_ms + 1)
+    assert sorted(await house.dispatch(most=2, caps=WIDE, lanes=("jobs", "host"))) == ["a-job-0", "b-job"]
+    assert await house.dispatch(caps=WIDE, lanes=("jobs", "host")) == ["a-job-1", "late", "a-job-2"]
+    assert (await house.ledger.counted("runs")).queued == 0
+
+
+async def test_what_is_queued_in_a_lane_leaves_it_when_it_is_given_or_granted(house: House) -> None:
+    for holder in ("gone", "asked"):
+        await house.enlist_in("host", holder, "alice")
+    await house.give("gone", WIDE)
+    assert await house.ask("asked", caps=WIDE) == "granted"
+    assert await house.dispatch(caps=WIDE, lanes=("host",)) == []
+    assert (await house.ledger.counted("runs")).queued == 0
+
+
 async def test_enlisting_twice_is_enlisting_once(house: House) -> None:
     for _ in range(2):
         await house.enlist("a0")

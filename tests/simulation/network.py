@@ -284,11 +284,11 @@ class Wire:
     async def begun(self, claim: Any) -> None:
         await self._over(LEDGER, "begun", claim)
 
-    async def enlist(self, claim: Any, caps: Any, queued_ms: int, begin_within_ms: int) -> None:
-        await self._over(LEDGER, "enlist", claim, caps, queued_ms, begin_within_ms)
+    async def enlist(self, claim: Any, caps: Any, queued_ms: int, begin_within_ms: int, lane: str = "") -> None:
+        await self._over(LEDGER, "enlist", claim, caps, queued_ms, begin_within_ms, lane)
 
-    async def dispatch(self, pool: str, most: int, caps: Any) -> Any:
-        return await self._over(LEDGER, "dispatch", pool, most, caps)
+    async def dispatch(self, pool: str, most: int, caps: Any, lanes: Any = ("",)) -> Any:
+        return await self._over(LEDGER, "dispatch", pool, most, caps, lanes)
 
     async def give(self, pool: str, holder: str, caps: Any) -> None:
         await self._over(LEDGER, "give", pool, holder, caps)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from tests.history import faults
+from tests.host_history import host_faults
 from tests.simulation import loop as virtual
 from tests.simulation.loop import Stalled, VirtualLoop
 from tests.simulation.network import FAIR, LEDGER, Weather
@@ -79,7 +80,7 @@ async def _rested(world: World) -> list[str]:
             await anyio.sleep(0.25)
     if restless:
         world.complain("no rest:", restless)
-    return faults(world.history())
+    return [*faults(world.history()), *host_faults(world.host_history())]
 
 
 # Trouble.

@@ -18,6 +18,7 @@ from eventstore.store import Item, Unavailable
 from projections import wire_feed
 from runstream.host import Host
 from tests.history import ENDS, Effect, Outcome, Read
+from tests.simulation.host_work import TOOLS, HostWork
 from tests.simulation.world import Gone, Machine, Socket, World, attended, watched
 
 T = TypeVar("T")
@@ -87,6 +88,7 @@ class Client:
             (self.job, 3),
             (self.interactive_job, 2),
             (self.conversation, 2),
+            (self.host_run, 3),
         )
         while self.world.loop.time() < until_s:
             (errand,) = chance.choices([one for one, _ in errands], [weight for _, weight in errands])
@@ -202,6 +204,13 @@ class Client:
                 return
         if self.chance.random() < 0.3:
             await self._deleted(created)
+
+    async def host_run(self, name: str) -> None:
+        """A run that is begun, decided about, resumed and read through the Host protocol."""
+        chosen = [tool for tool in TOOLS if self.chance.random() < 0.7]
+        work = HostWork(self.world, f"run {name}", self.subject, self._tasks)
+        text = msgspec.json.encode({"name": name, "steps": self.steps(name, *chosen)}).decode()
+        await work.see_through(text, chosen)
 
     # Streams.
 

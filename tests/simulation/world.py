@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 from typing_extensions import override
 
-from actors import jobs, session
+from actors import host_runs, jobs, session
 from actors.errors import Refused
 from actors.events import ToolCall
 from actors.foreground import Attended
@@ -29,6 +29,7 @@ from runstream.host import Host, Options, open_host
 from tests.actors.support import INFO, FakeModel
 from tests.history import Acknowledged, Effect, History, Kept, Owned, Read, Written
 from tests.history import Outcome as KeyOutcome
+from tests.host_history import Answered, HostHistory, HostRead, Viewed
 from tests.simulation.loop import EPOCH_S, MACHINE, VirtualLoop, of_machine
 from tests.simulation.network import Network, Wire
 
@@ -340,6 +341,7 @@ class World:
             caps=lambda _subject, _account: CAPS,
             sessions=session.Limits(retention_ms=3_600_000),
             jobs=jobs.Limits(retention_ms=3_600_000, poll_interval_ms=1_000),
+            host=host_runs.Limits(),
             application_tools_reviewed=False,
             heartbeat_s=1.5,
         )
@@ -348,6 +350,9 @@ class World:
         self.reads: list[Read] = []
         self.acknowledged: list[Acknowledged] = []
         self.outcomes: list[KeyOutcome] = []
+        self.answers: list[Answered] = []
+        self.views: list[Viewed] = []
+        self.host_reads: list[HostRead] = []
         self.complaints: list[str] = []
         self._count = 0
 
@@ -420,6 +425,11 @@ class World:
                     return f"the pool {name} is in use: {holder}"
         return ""
 
+    def host_history(self) -> HostHistory:
+        """What became of the Host's runs."""
+        kept = [_kept(actor, kept) for actor, kept in self.memory.actors.items() if kept.heads.log]
+        return HostHistory(kept, self.answers, self.views, self.host_reads)
+
     def history(self) -> History:
         """What became of everything."""
         memory = self.memory
@@ -460,7 +470,7 @@ def _held(pool: Pool, now_ms: int) -> list[str]:
 def _stays(kept: Any) -> bool:
     """Whether an actor never ends by itself: a key, or a session."""
     first = kept.log[1].data if kept.log else b""
-    return first.startswith((b'{"type":"key.', b'{"type":"session.'))
+    return first.startswith((b'{"type":"key.', b'{"type":"host_key.', b'{"type":"session.'))
 
 
 def _kept(actor: str, kept: Any) -> Kept:

@@ -1,11 +1,12 @@
 """Keys of the Host: one request each, whatever fails between the change and its record; and what is told meanwhile."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
-from actors import host_key, upkeep
+from actors import host_key, shell, upkeep
 from actors.decider import Receipt, Refusal
 from actors.host_key import CONFLICT, KEPT_MS, Forget, Reserve, Settle
 from api.host import reading
@@ -137,11 +138,22 @@ async def test_a_store_that_does_not_answer_is_unavailable_and_one_that_lost_som
         store.lost = False
         store.look = _unavailable
         assert await desk.code("get_run", {"runId": "run-1"}) == "unavailable"
+        store.look = _unavailable_from_the_second_on(store)
+        assert await desk.code("list_events", {"runId": "run-1"}) == "unavailable"
         del store.look
 
 
 async def _unavailable(*_: Any, **__: Any) -> Any:
     raise Unavailable("look")
+
+
+def _unavailable_from_the_second_on(store: Any) -> Any:
+    looks = iter([store._store.look])
+
+    async def look(*words: Any, **named: Any) -> Any:
+        return await next(looks, _unavailable)(*words, **named)
+
+    return look
 
 
 async def test_a_permit_that_could_not_be_given_back_is_left_to_the_sweep() -> None:
@@ -272,3 +284,122 @@ async def test_a_stream_of_a_history_that_is_lost_is_refused_without_a_word_of_i
         told = await sent(at.app, "GET", b"/host/v1/runs/run-1/events", [ANN])
         assert judged(told)["error"]["code"] == "internal"
         assert at.app.parts.faults.count == 1
+
+
+async def test_a_change_that_came_too_late_is_refused_to_whoever_comes_again_under_its_key() -> None:
+    clock = Clock()
+    memory = new_memory(clock)
+    store: Any = Failing(MemoryStore(memory, "n1"))
+    async with hosting(rounds([call("reviewed")]), store, reviewed(), node=FAST) as desk:
+        await desk.done("create_run", plan(context={"deadlineUnixMs": clock() + 60_000}))
+        view = await desk.waiting("run-1")
+        store.calls = {"sweep"}
+        clock.ahead_ms += 60_001
+        store.refuses = settles
+        named = {"runId": "run-1", "expectedRevision": 3, "approvalId": view["approval"]["approvalId"]}
+        late = named | {"resolution": "denied"}
+        assert await desk.code("resolve_approval", late, "k") == "unavailable"  # its record could not be kept
+        store.refuses = lambda _: False
+        told = await desk.asked("resolve_approval", late, "k")
+        assert told["error"]["details"] == {"revision": 4, "status": "timed_out"}
+        assert await desk.code("resolve_approval", late, "k") == "conflict"
+
+
+async def test_a_change_whose_log_was_folded_since_is_told_as_at_first_on_any_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "SNAPSHOT_EVENTS", 1)
+    memory = new_memory()
+    store: Any = Failing(MemoryStore(memory, "n1"))
+    model = rounds([call("reviewed", "c1")], [call("reviewed", "c2")])
+    async with (
+        hosting(model, store, reviewed()) as one,
+        hosting(model, MemoryStore(memory, "n2"), reviewed(), held=True) as two,
+    ):
+        await one.done("create_run", plan())
+        view = await one.waiting("run-1")
+        named = {"runId": "run-1", "expectedRevision": 3, "approvalId": view["approval"]["approvalId"]}
+        asked = named | {"resolution": "approved"}
+        store.refuses = settles
+        told = await one.asked("resolve_approval", asked, "k")
+        store.refuses = lambda _: False
+        await one.resume(await one.view("run-1"))
+        await one.waiting("run-1")
+        assert memory.actors[actor_of(memory, "run-1")].snapshot is not None
+        again = await two.asked("resolve_approval", asked, "k")
+        assert again["body"] == told["body"] == {"runId": "run-1", "revision": 4, "status": "waiting_for_approval"}
+
+
+# Looking.
+
+
+class Looked:
+    """A store that counts how often each actor is looked at, and may do something before it is written to."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.looks: Counter[str] = Counter()
+        self.before: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def look(self, actor: str, after: int = 0, *, snapshot: bool = False) -> Any:
+        self.looks[actor] += 1
+        return await self._store.look(actor, after, snapshot=snapshot)
+
+    async def append(self, append: Append) -> Any:
+        if self.before is not None:
+            act, self.before = self.before, None
+            await act()
+        return await self._store.append(append)
+
+
+async def test_a_change_looks_at_its_run_once_for_grants_and_acting_alike() -> None:
+    memory = new_memory()
+    here: Any = Looked(MemoryStore(memory, "n2"))
+    model = rounds([call("reviewed")])
+    async with (
+        hosting(model, MemoryStore(memory, "n1"), reviewed()) as elsewhere,
+        hosting(model, here, reviewed(), held=True) as desk,
+    ):
+        await elsewhere.done("create_run", plan())
+        view = await elsewhere.waiting("run-1")
+        run_id = actor_of(memory, "run-1")
+        for change in (desk.resolve, desk.resume):
+            here.looks.clear()
+            await change(view)
+            view = await elsewhere.view("run-1")
+            assert here.looks[run_id] == 1
+        await elsewhere.create("run-2")
+        two = await elsewhere.ended("run-2")
+        here.looks.clear()
+        named = {"runId": "run-2", "expectedRevision": two["revision"]}
+        assert await desk.code("cancel_run", named) == "conflict"
+        assert here.looks[actor_of(memory, "run-2")] == 2  # a refusal counts only against heads read for it
+
+
+async def test_a_run_that_begins_after_it_was_looked_for_is_not_found_by_that_request() -> None:
+    memory = new_memory()
+    here: Any = Looked(MemoryStore(memory, "n2"))
+    async with hosting(stalling("a"), MemoryStore(memory, "n1")) as elsewhere, hosting(stalling("a"), here) as desk:
+        here.before = lambda: elsewhere.create("run-1")
+        named = {"runId": "run-1", "expectedRevision": 2}
+        assert await desk.code("cancel_run", named, "k") == "not_found"
+        assert (await desk.view("run-1"))["status"] == "running"
+        assert await desk.code("cancel_run", named, "k") == "not_found"
+        assert await desk.code("cancel_run", named, "k2") == ""
+
+
+async def test_a_run_that_moves_on_after_it_was_looked_at_refuses_the_revision() -> None:
+    memory = new_memory()
+    here: Any = Looked(MemoryStore(memory, "n2"))
+    async with (
+        hosting(rounds([call("reviewed")]), MemoryStore(memory, "n1"), reviewed()) as elsewhere,
+        hosting(rounds([call("reviewed")]), here, reviewed(), held=True) as desk,
+    ):
+        await elsewhere.done("create_run", plan())
+        view = await elsewhere.waiting("run-1")
+        here.before = lambda: elsewhere.resolve(view)
+        told = await desk.asked("cancel_run", {"runId": "run-1", "expectedRevision": 3}, "k")
+        assert told["error"]["details"] == {"revision": 4, "status": "waiting_for_approval"}

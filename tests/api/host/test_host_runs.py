@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,7 +18,7 @@ from actors.host_key import KEPT_MS
 from actors.host_runs import Limits
 from actors.jobs import Limits as JobLimits
 from actors.node import NodeSettings
-from actors.ports import ModelContext, ModelRequest, Turn
+from actors.ports import ModelContext, ModelRequest, ToolMessage, Turn
 from api.grants import Principal, host_access
 from api.host.reading import Gone, Seen
 from api.host.service import HostService
@@ -33,6 +34,13 @@ from tests.host_client import Object
 pytestmark = pytest.mark.anyio
 
 RECORDED = {case["id"]: case for case in vectors.read("lifecycle")["recordedRuns"]}
+NOT_SHOWN = {
+    "stored-run-documents": "no document of a run is stored here, only its events (`tests/actors/test_golden.py`)",
+    "runner-stop-requested": "a node that is told to stop hands a Host run over instead of ending it",
+    "runner-projection-failure": "a tool's output is shown to the model whole, so projecting it cannot fail",
+    "store-reopen": "a killed host is opened again on what it stored (`tests/system/test_host_protocol.py`)",
+}
+"""Runs recorded on the reference that have no counterpart among these tests, and why."""
 FAST = NodeSettings(lease_ms=120, routine_ms=10, permit_begin_ms=5_000, reassured_s=0.05, drain_s=0.01)
 
 
@@ -160,6 +168,33 @@ async def test_a_provider_that_fails_is_told_in_a_few_words() -> None:
         view = await desk.ended("run-1")
         assert (view["status"], view["error"]) == ("failed", RECORDED["runner-model-error"]["error"])
         assert view["result"]["metadata"] == {"run_id": "run-1", "wire_code": "RATE_LIMITED"}
+
+
+async def test_a_result_sums_what_every_model_call_used() -> None:
+    about = RECORDED["runner-accounting"]["about"]
+    names = ("inputTokens", "outputTokens", "cachedInputTokens", "reasoningTokens")
+    used: list[dict[str, Any]] = [dict(zip(names, each, strict=True)) for each in ((12, 4, 3, 0), (4, 2, 0, 1))]
+    for one in used:
+        one["costUsd"] = 0.25
+
+    async def counts(request: ModelRequest, _: ModelContext) -> Turn:
+        is_last = any(isinstance(message, ToolMessage) for message in request.messages)
+        return Turn(text="done", usage=used[1]) if is_last else Turn(tool_calls=(call("host"),), usage=used[0])
+
+    async with hosting(FakeModel(counts), MemoryStore(new_memory(), "n1"), CountingTool("host")) as desk:
+        await desk.create("run-1", input={"prompt": "x", "tools": ["host"]})
+        result = (await desk.ended("run-1"))["result"]
+    told = result["usage"]
+    words = ("prompt", "completion", "total", "cached_prompt", "reasoning")
+    shown = ", ".join(f"{told[f'{word}_tokens']} {word.removesuffix('_prompt')}" for word in words)
+    assert shown in about
+    assert result["cost"]["total_usd"] == 0.5
+
+
+def test_each_run_that_was_recorded_is_shown_or_cannot_be() -> None:
+    shown = Path(__file__).read_text(encoding="utf-8")
+    assert {name for name in RECORDED if f'"{name}"' not in shown} == set()
+    assert RECORDED.keys() >= NOT_SHOWN.keys()
 
 
 async def test_of_many_at_one_revision_on_two_nodes_exactly_one_is_applied() -> None:
@@ -516,6 +551,19 @@ async def test_a_run_is_claimed_before_it_is_executed_and_only_once() -> None:
                 await one.ended(f"r{at}{first}")
                 log = await one.host.log(actor_of(memory, f"r{at}{first}"))
                 assert [isinstance(entry.event, RunClaimed) for entry in log].count(True) == 1
+
+
+@pytest.mark.parametrize("resolution", ["approved", "denied"])
+async def test_what_waits_is_decided_through_any_node_though_another_took_it_over_just_now(resolution: str) -> None:
+    memory = new_memory()
+    async with two_nodes(rounds([call("reviewed")]), memory, reviewed()) as (one, two):
+        await one.done("create_run", plan())
+        view = await one.waiting("run-1")
+        await two.host.node.take_over(actor_of(memory, "run-1"))
+        await one.resolve(view, resolution)
+        if resolution == "approved":
+            await one.resume(await one.view("run-1"))
+        assert (await one.ended("run-1"))["status"] == ("completed" if resolution == "approved" else "failed")
 
 
 async def test_a_host_without_the_protocol_answers_no_envelope() -> None:
