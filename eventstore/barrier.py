@@ -14,6 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from eventstore import appends, keys
+from eventstore.endpoint import chores
 from eventstore.link import ConnectionLost, Link, ReplyError, Word
 from eventstore.store import Append
 
@@ -147,8 +148,5 @@ def _kept(found: Any, waiter: _Waiter, acked: int, replicas: int) -> bool:
 @asynccontextmanager
 async def open_barrier(road: OpenRoad, replicas: int, patience_s: float) -> AsyncGenerator[Barrier]:
     """Open a barrier over two connections that *road* opens to each primary."""
-    async with road() as one, road() as other, anyio.create_task_group() as tasks:
-        try:
-            yield Barrier((one, other), replicas, tasks, patience_s)
-        finally:
-            tasks.cancel_scope.cancel()
+    async with road() as one, road() as other, chores() as tasks:
+        yield Barrier((one, other), replicas, tasks, patience_s)

@@ -209,6 +209,12 @@ async def test_a_barrier_that_could_not_ask_at_first_passes_later() -> None:
         await barrier.passed(SHOWN)
 
 
+async def test_what_goes_wrong_beside_a_barrier_leaves_as_it_is() -> None:
+    with pytest.raises(ConnectionLost, match="whoever opened it tries again"):
+        async with scripted([1, 1]):
+            raise ConnectionLost("whoever opened it tries again")
+
+
 async def test_who_leaves_does_not_stop_a_round_for_the_others() -> None:
     async with scripted([1, 1]) as (barrier, _), anyio.create_task_group() as tasks:
         tasks.start_soon(barrier.passed, SHOWN)
