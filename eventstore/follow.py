@@ -144,7 +144,7 @@ class _Tail:
             self._waiter.set_result(None)
 
     def _taken(self) -> Heard:
-        heard = Heard(self._items, self._last, self._ended)
+        heard = Heard(self._items, self._last, self._ended, self._gap)
         self._items = []
         self._bytes = 0
         self._gap = self._news = False

@@ -69,7 +69,7 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
                 yield ()
                 continue
             items = news.items if behind else following(news.items, last)
-            gap = not behind and not _meets(news.items, last)
+            gap = not behind and (news.gap or not _meets(news.items, last))
             if items and not gap:
                 last = items[-1].number
                 yield items
@@ -90,8 +90,8 @@ async def _read(store: Store, actor: str, after: int, tail: Tail) -> Heard:
 
 
 def _meets(items: Sequence[Item], last: int) -> bool:
-    """Whether *items* go on where a reader stands that was sent number *last*."""
-    return bool(items) and items[0].number <= last + 1
+    """Whether *items*, if there are any, go on where a reader stands that was sent number *last*."""
+    return not items or items[0].number <= last + 1
 
 
 def following(items: Sequence[Item], last: int) -> Sequence[Item]:

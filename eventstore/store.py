@@ -310,12 +310,14 @@ class Ear(Protocol):
 
 
 class Heard(NamedTuple):
-    """What a tail heard since it was last asked; items are contiguous, and none means: read the feed."""
+    """What a tail heard since it was last asked: contiguous items, none where only the log grew."""
 
     items: Sequence[Item]
     head: int
     """The highest number heard of."""
     ended: bool
+    gap: bool = False
+    """Something may have gone unheard: read the feed."""
 
 
 class Tail(Protocol):
