@@ -82,7 +82,10 @@ class Harm:
     async def _ready(self, harm: str) -> bool:
         """Whether it can be done now: a sentinel that knows of no replica promotes none."""
         servers = self.house.servers
-        return harm not in PROMOTIONS or not isinstance(servers, Watched) or await servers.ready()
+        try:
+            return harm not in PROMOTIONS or not isinstance(servers, Watched) or await servers.ready()
+        except TROUBLE:  # of a machine that is too busy to answer in time
+            return False
 
     def _host_soon(self, tasks: anyio.abc.TaskGroup) -> Callable[[str], Awaitable[None]]:
         async def begun(harm: str) -> None:

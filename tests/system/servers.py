@@ -136,8 +136,8 @@ class Watched(Pair):
 
     async def switched(self) -> None:
         """Let the sentinel, which must be `ready`, put the replica in the primary's place while both live."""
-        await self.sentinel.ask("SENTINEL", "FAILOVER", NAME)
-        await until(self._other_promoted)
+        await until(lambda: self.sentinel.ask("SENTINEL", "FAILOVER", NAME))
+        await until(self._other_promoted, 20)
         await self.whole()
 
     @contextmanager
