@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -26,6 +27,7 @@ def job_of_key(id_key: bytes, subject: str, key: str) -> str:
     return derived(id_key, ["job", subject, key])
 
 
+@lru_cache(maxsize=4_096)
 def run_of_host(id_key: bytes, subject: str, name: str) -> str:
     """The id of the run that *subject* calls *name* through the Host."""
     return derived(id_key, ["host", subject, name])

@@ -40,12 +40,7 @@ def strict_json(text: str, *, repeats: bool = False) -> object:
     if _too_deep(text):
         raise NotJson("too many nested containers")
     try:
-        value: object = json.loads(
-            text,
-            object_pairs_hook=dict if repeats else _members,
-            parse_constant=_not_a_number,
-            parse_float=_finite_float,
-        )
+        value: object = (_LAST_WINS if repeats else _ONCE).decode(text)
         if _SURROGATE_ESCAPE.search(text):
             encoded(value)
     except UnicodeEncodeError:
@@ -112,6 +107,10 @@ def _finite_float(digits: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise OutOfRange("number out of range")
     return number
+
+
+_ONCE = json.JSONDecoder(object_pairs_hook=_members, parse_constant=_not_a_number, parse_float=_finite_float)
+_LAST_WINS = json.JSONDecoder(parse_constant=_not_a_number, parse_float=_finite_float)
 
 
 def _is_node(value: object) -> bool:

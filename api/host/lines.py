@@ -1,13 +1,14 @@
 """Envelopes as lines: one JSON envelope a line, each way, in any order; answers are matched by their `requestId`.
 
-Every line has a bound, and so has what is answered at once: beyond it nothing more is read. A peer that takes nothing
-for a stated time is given up.
+Every line has a bound, and so has what is answered at once: beyond it nothing more is read. Answers that are ready
+together are sent together. A peer that takes nothing for a stated time is given up.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeAlias
 
 import anyio
+from anyio.lowlevel import checkpoint
 from msgspec import Struct
 
 from api.host import dispatcher, encoding
@@ -49,22 +50,14 @@ async def served(
     Raises:
         Stalled: the peer did not take an answer in time.
     """
-    room, turn = anyio.Semaphore(bounds.at_once_max), anyio.Lock()
+    room = anyio.Semaphore(bounds.at_once_max, fast_acquire=True)
+    outbox = _Outbox(send, bounds.stall_s, room.release)
 
     async def answered(line: bytes | None) -> None:
-        try:
-            told = (
-                encoding.failed("", "get_run", TOO_LONG)
-                if line is None
-                else await dispatcher.answered(line, service, noted)
-            )
-            async with turn:
-                with anyio.move_on_after(bounds.stall_s) as patience:
-                    await send(told.body + b"\n")
-            if patience.cancelled_caught:
-                raise Stalled
-        finally:
-            room.release()
+        if line is None:
+            await outbox.put(encoding.failed("", "get_run", TOO_LONG).body)
+        else:
+            await outbox.put((await dispatcher.answered(line, service, noted)).body)
 
     async with anyio.create_task_group() as answering, anyio.create_task_group() as reading:
 
@@ -77,6 +70,39 @@ async def served(
             await room.acquire()
             answering.start_soon(answered, line)
         reading.cancel_scope.cancel()
+
+
+class _Outbox:
+    """Answers on their way to one peer."""
+
+    def __init__(self, send: Send, stall_s: float, sent: Callable[[], None]) -> None:
+        self._send = send
+        self._stall_s = stall_s
+        self._sent = sent
+        """Told of each answer that was sent."""
+        self._ready: list[bytes] = []
+        self._sending = False
+
+    async def put(self, answer: bytes) -> None:
+        """Have *answer* sent: by whoever sends already, or else here, with what else is ready then.
+
+        Raises:
+            Stalled: the peer did not take it in time.
+        """
+        self._ready.append(answer)
+        if self._sending:
+            return
+        self._sending = True
+        await checkpoint()  # what came with this one's facts is ready by then
+        while self._ready:
+            batch, self._ready = self._ready, []
+            with anyio.move_on_after(self._stall_s) as patience:
+                await self._send(b"\n".join([*batch, b""]))
+            if patience.cancelled_caught:
+                raise Stalled
+            for _ in batch:
+                self._sent()
+        self._sending = False
 
 
 async def lines(receive: Receive, bytes_max: int) -> AsyncIterator[bytes | None]:
