@@ -3,19 +3,18 @@
 Nothing here waits, reads a clock or rolls a die.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from actors.ports import AssistantMessage, Media, Message, ModelRequest, ToolMessage, Turn, UserMessage
+from providers.alternating import alternating
 from providers.anthropic_answer import Reader, whole
 from providers.vendor_json import base64, given, is_object_schema, label, stored
 
 _BLOCKS = msgspec.json.Decoder(list[Raw])
-
-Role: TypeAlias = Literal["user", "assistant"]
 
 
 class Messages(Struct, frozen=True, kw_only=True):
@@ -36,7 +35,7 @@ class Messages(Struct, frozen=True, kw_only=True):
         members = {
             "model": request.model,
             "stream": True,
-            "messages": _merged(request.messages),
+            "messages": alternating(request.messages, _blocks, model="assistant", parts="content"),
             "max_tokens": request.max_output_tokens,
             **given(
                 system=request.instructions,
@@ -60,19 +59,6 @@ class Messages(Struct, frozen=True, kw_only=True):
     def whole(self, data: bytes) -> Turn:
         """The turn of a message object."""
         return whole(data)
-
-
-def _merged(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The messages as the vendor takes them: neighbours of one role are one, and none is empty."""
-    merged: list[dict[str, Any]] = []
-    for message in messages:
-        role: Role = "assistant" if isinstance(message, AssistantMessage) else "user"
-        blocks = list(_blocks(message))
-        if merged and merged[-1]["role"] == role:
-            merged[-1]["content"].extend(blocks)
-        elif blocks:
-            merged.append({"role": role, "content": blocks})
-    return merged
 
 
 def _blocks(message: Message) -> Iterator[Any]:
