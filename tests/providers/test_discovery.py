@@ -148,8 +148,9 @@ async def test_optional_members_are_shown_where_there_is_something_to_show() -> 
     info = named("p", input_media_types={"demo": ("image/png",)}, usage_stat_id="stat")
     connection = {
         "source": "provider-api",
-        "runtime": {"name": " cli ", "version": "1", "extra": 1},
+        "runtime": {"name": " \ufeffcli\u3000\ufeff ", "version": "1\n", "extra": 1},
         "account": {"status": "signed-in", "email": "a@example.org", "name": " ", "method": None},
+        "checkedAt": "tomorrow",
     }
     one = await shown(telling(Probe("CLI_SESSION_PRESENT", connection=connection), info))
     assert one["inputMediaTypes"] == {"demo": ["image/png"]}
@@ -160,6 +161,34 @@ async def test_optional_members_are_shown_where_there_is_something_to_show() -> 
         "runtime": {"name": "cli", "version": "1"},
         "account": {"status": "signed-in", "email": "a@example.org"},
     }
+
+
+@pytest.mark.parametrize(
+    ("part", "member", "most"),
+    [
+        ("runtime", "name", 100),
+        ("runtime", "version", 80),
+        ("account", "method", 80),
+        ("account", "email", 320),
+        ("account", "name", 200),
+        ("account", "subscription", 120),
+    ],
+)
+async def test_what_a_probe_tells_of_its_connection_has_bounds(part: str, member: str, most: int) -> None:
+    common = {"runtime": {"name": "cli", "version": "1"}, "account": {"status": "unknown"}}
+    for text, fits in (("x" * most, True), ("x" * (most + 1), False), ("\U0001f600" * (most // 2 + 1), False)):
+        told = {"source": "native-runtime", part: common[part] | {member: f" {text} "}}
+        one = await shown(telling(Probe("CLI_SESSION_PRESENT", connection=told)))
+        assert ("connection" in one) == fits
+        assert one["health"]["code"] == ("CLI_SESSION_PRESENT" if fits else "INVALID_DISCOVERY_RESPONSE")
+
+
+async def test_a_connection_is_shown_with_every_outcome_that_its_probe_tells() -> None:
+    for code in listing.VERDICTS:
+        probe = Probe(code, ("a",), connection={"source": "provider-api"})
+        one = await shown(telling(probe))
+        assert one["connection"] == {"source": "provider-api", "checkedAt": one["health"]["checkedAt"]}
+    assert "connection" not in await shown(telling(Probe("CATALOG_AVAILABLE", ("a",))))
 
 
 @pytest.mark.parametrize(
