@@ -68,7 +68,7 @@ def _blocks(message: Message) -> Iterator[Any]:
             for media in attachments:
                 yield from _media(media)
         case AssistantMessage(native=Raw() as native):
-            yield from stored(_BLOCKS, native)
+            yield from (block for block in stored(_BLOCKS, native) if not _is_empty(block))
         case AssistantMessage(content, calls):
             yield from _text(content)
             for call in calls:
@@ -81,6 +81,21 @@ def _text(content: str) -> Iterator[dict[str, Any]]:
     """The block of a text; the vendor takes no empty one."""
     if content:
         yield {"type": "text", "text": content}
+
+
+class _Text(Struct, frozen=True, tag="text"):
+    text: str
+
+
+_WRITTEN = msgspec.json.Decoder(_Text)
+
+
+def _is_empty(block: Raw) -> bool:
+    """Whether *block* is a text without words: the vendor may write one, but takes none back."""
+    try:
+        return not _WRITTEN.decode(block).text
+    except msgspec.ValidationError:
+        return False
 
 
 def _media(media: Media) -> Iterator[dict[str, Any]]:

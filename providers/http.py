@@ -20,7 +20,7 @@ import httpx2
 from actors.ports import Retry
 from providers import retry
 from providers.failures import failed, of_status
-from providers.http_answer import Answer, bounded
+from providers.http_answer import BROKEN, Answer, bounded
 
 CONNECT_S = 10.0
 """For a connection, and for a free place in the pool."""
@@ -81,7 +81,7 @@ class Http:
                 body = await bounded(response.aiter_raw(), bytes_max) if response.is_success else b""
             finally:
                 await _closed(response)
-        except httpx2.TransportError:
+        except BROKEN:
             raise ConnectionError from None
         return response.status_code, body
 
@@ -104,7 +104,7 @@ class Http:
         request = self._client.build_request("POST", path, headers=headers, content=body, extensions=watched)
         try:
             return await self._client.send(request, stream=True)
-        except httpx2.TransportError as error:
+        except BROKEN as error:
             _log.warning("provider %s was not reached: %s", self._name, type(error).__name__)
             raise failed("PROVIDER_UNREACHABLE") from None
 

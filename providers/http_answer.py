@@ -1,12 +1,13 @@
 """The answer to a request over HTTP, as it comes, with a bound on all of it (providers §4)."""
 
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import anyio
 import httpx2
 
-from providers.event_stream import EventStream
+from providers.event_stream import EventStream, check_text
 from providers.failures import failed
 
 BODY_BYTES_MAX = 2_000_000
@@ -14,6 +15,8 @@ BODY_BYTES_MAX = 2_000_000
 LINGER_S = 0.1
 """How long the rest of an answered stream is waited for, so that its connection serves the next request."""
 LINGER_BYTES_MAX = 65_536
+BROKEN = (httpx2.TransportError, ssl.SSLError)
+"""What tells that there is no connection; the other end may still refuse ours once the TLS handshake is over."""
 
 
 class TooLarge(Exception):
@@ -39,28 +42,30 @@ class Answer:
             async for chunk in self._chunks:
                 for data in stream.fed(chunk):
                     yield data
-        except httpx2.TransportError:
+        except BROKEN:
             raise failed("INTERNAL_ERROR") from None
 
     async def document(self) -> bytes:
         """Return the whole body.
 
         Raises:
-            Failed: the connection broke, or RESPONSE_TOO_LARGE.
+            Failed: the connection broke, or the body is too large or no UTF-8.
         """
         try:
-            return await bounded(self._chunks, BODY_BYTES_MAX)
+            body = await bounded(self._chunks, BODY_BYTES_MAX)
         except TooLarge:
             raise failed("RESPONSE_TOO_LARGE") from None
-        except httpx2.TransportError:
+        except BROKEN:
             raise failed("INTERNAL_ERROR") from None
+        check_text(body)
+        return body
 
     async def linger(self) -> None:
         """Take what still comes after the last event that matters; a connection read to its end is used again."""
         with anyio.move_on_after(LINGER_S):
             try:
                 await bounded(self._chunks, LINGER_BYTES_MAX)
-            except (TooLarge, httpx2.TransportError):
+            except (TooLarge, *BROKEN):
                 return
 
 

@@ -97,6 +97,17 @@ def test_chunks_add_up() -> None:
     assert told.turn.native is None
 
 
+@pytest.mark.parametrize(
+    ("total", "wrote"),
+    [(18, 13), (14, 9), (None, 9), (18.5, 9)],
+)
+def test_reasoning_is_part_of_the_output_even_where_it_is_counted_beside(total: Any, wrote: int) -> None:
+    counts = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": total}
+    usage = {**counts, "completion_tokens_details": {"reasoning_tokens": 4}}
+    told = folded(CHAT, STOP, {"choices": [], "usage": usage}, DONE).turn.usage
+    assert told == {"inputTokens": 5, "outputTokens": wrote, "reasoningTokens": 4}
+
+
 def test_calls_grow_by_their_index() -> None:
     named = {"name": "lookup", "arguments": ""}
     told = folded(
