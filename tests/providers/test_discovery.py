@@ -144,6 +144,35 @@ async def test_without_a_listing_the_configured_models_are_shown(models: Any, ca
     assert one["health"]["status"] == "unauthenticated"
 
 
+STATUSES = {
+    "ready": {"CATALOG_AVAILABLE"},
+    "unauthenticated": {"AUTH_REQUIRED", "AUTH_REJECTED", "CLI_AUTH_REQUIRED"},
+    "unsupported": {"ACCESS_DENIED", "DISCOVERY_UNSUPPORTED", "CLI_UPGRADE_REQUIRED"},
+    "unavailable": {
+        "RATE_LIMITED",
+        "PROVIDER_UNREACHABLE",
+        "INVALID_DISCOVERY_RESPONSE",
+        "CLI_UNAVAILABLE",
+        "DISCOVERY_TIMEOUT",
+        "DISCOVERY_FAILED",
+    },
+    "unknown": {"CLI_SESSION_PRESENT", "CLI_CATALOG_AVAILABLE", "CLI_STATUS_UNKNOWN"},
+}
+
+
+async def test_an_instance_stands_as_the_code_of_its_probe_says() -> None:
+    assert {code for codes in STATUSES.values() for code in codes} == listing.VERDICTS.keys()
+    for status, codes in STATUSES.items():
+        for code in codes:
+            health = (await shown(telling(Probe(code, ()))))["health"]
+            assert (health["status"], health["code"]) == (status, code)
+            assert health["message"]
+
+
+def test_a_probe_is_given_as_long_as_the_protocol_says() -> None:
+    assert Intervals() == Intervals(ttl_ms=30_000, min_ms=1_000, timeout_ms=5_000)
+
+
 async def test_optional_members_are_shown_where_there_is_something_to_show() -> None:
     info = named("p", input_media_types={"demo": ("image/png",)}, usage_stat_id="stat")
     connection = {
