@@ -118,7 +118,9 @@ def test_a_schema_goes_to_the_vendor_if_its_own_mode_can_take_it() -> None:
 
 
 def test_the_final_object_has_the_last_word() -> None:
-    output = [{"type": "reasoning", "summary": []}, message(text("Hel"), text("lo")), message(text("!"))]
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    other = {"type": "custom_tool_call", "call_id": "c9", "name": "shell", "input": "ls"}
+    output = [thought, message(text("Hel"), text("lo")), other, message(text("!"))]
     told = folded(
         OPENAI,
         {"type": "response.created", "response": {"status": "in_progress"}},
@@ -130,7 +132,7 @@ def test_the_final_object_has_the_last_word() -> None:
         final(output, usage={"input_tokens": 5, "output_tokens": 3}),
         {"type": "error"},
     )
-    assert (told.turn.text, told.texts, told.progress) == ("Hello!", ["Hello!"], 2)
+    assert (told.turn.text, told.texts, told.progress, told.turn.tool_calls) == ("Hello!", ["Hello!"], 2, ())
     assert told.turn.usage == {"inputTokens": 5, "outputTokens": 3}
     assert msgspec.json.decode(told.turn.native or b"") == output
 
