@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from actors.ports import AssistantMessage, Media, Message, ModelRequest, ToolMessage, Turn, UserMessage
 from providers.alternating import alternating
 from providers.anthropic_answer import Reader, whole
-from providers.vendor_json import base64, given, is_object_schema, label, stored
+from providers.vendor_json import base64, given, label, offered, stored
 
 _BLOCKS = msgspec.json.Decoder(list[Raw])
 
@@ -40,15 +40,13 @@ class Messages(Struct, frozen=True, kw_only=True):
             **given(
                 system=request.instructions,
                 tools=tools or None,
-                output_config=self._format(request.output_schema),
+                output_config=self._format(offered(request.output_schema, structured=self.structured)),
             ),
         }
         return msgspec.json.encode(members)
 
     def _format(self, schema: Raw | None) -> dict[str, Any] | None:
-        if schema is None or not self.structured or not is_object_schema(schema):
-            return None
-        if not _is_known(schema):
+        if schema is None or not _is_known(schema):
             return None
         return {"format": {"type": "json_schema", "schema": schema}}
 

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 from actors.ports import AssistantMessage, Media, Message, ModelRequest, ToolMessage, Turn, UserMessage
 from providers.alternating import alternating
 from providers.gemini_answer import Reader
-from providers.vendor_json import base64, given, is_object_schema, label, stored
+from providers.vendor_json import base64, given, label, offered, stored
 
 _PARTS = msgspec.json.Decoder(list[Raw])
 
@@ -47,8 +47,8 @@ class GenerateContent(Struct, frozen=True, kw_only=True):
 
     def _format(self, request: ModelRequest) -> dict[str, Any]:
         """The vendor's own mode for JSON, which many of its models refuse beside functions."""
-        schema = request.output_schema
-        if schema is None or not self.structured or request.tools or not is_object_schema(schema):
+        schema = offered(request.output_schema, structured=self.structured and not request.tools)
+        if schema is None:
             return {}
         return {"responseMimeType": "application/json", "responseJsonSchema": schema}
 

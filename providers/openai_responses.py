@@ -22,7 +22,7 @@ from actors.ports import (
 )
 from providers.failures import failed
 from providers.openai_answer import Reader, whole
-from providers.vendor_json import data_url, given, is_object_schema, label, stored
+from providers.vendor_json import data_url, given, label, offered, stored
 
 _ITEMS = msgspec.json.Decoder(list[Raw])
 
@@ -52,7 +52,7 @@ class Responses(Struct, frozen=True, kw_only=True):
             **given(
                 instructions=request.instructions,
                 tools=[self._tool(tool) for tool in request.tools] or None,
-                text=self._format(request.output_schema),
+                text=self._format(offered(request.output_schema, structured=self.structured)),
             ),
         }
         return msgspec.json.encode(members)
@@ -93,7 +93,7 @@ class Responses(Struct, frozen=True, kw_only=True):
         return members | given(strict=self.strict)
 
     def _format(self, schema: Raw | None) -> dict[str, Any] | None:
-        if schema is None or not self.structured or not is_object_schema(schema):
+        if schema is None:
             return None
         return {"format": {"type": "json_schema", "name": "output", "schema": schema, **given(strict=self.strict)}}
 

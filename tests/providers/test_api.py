@@ -260,24 +260,26 @@ async def test_what_a_vendor_may_send_is_bounded(sent: Reply, code: str) -> None
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=named)
 async def test_a_stream_that_goes_wrong_midway_has_its_code_whoever_speaks(dialect: Dialect) -> None:
-    told = heard_so_far = reply(Answer(thought="Hm.", text=("Half ",), end="cut"), dialect)
-    good = b"".join(told.parts)
-    for rest, ending, code in (
-        ([b"data: {\r\n\r\n"], "whole", "INVALID_PROVIDER_RESPONSE"),
-        ([b"data: [1]\n\n"], "whole", "INVALID_PROVIDER_RESPONSE"),
-        ([b"data: \xff\n\n"], "whole", "INVALID_STREAM"),
-        ([b"data: " + b"x" * 2_000_000], "silence", "RESPONSE_TOO_LARGE"),
-        ([b"data: {"], "cut", "INTERNAL_ERROR"),
-        ([], "close", "INCOMPLETE_STREAM"),
-    ):
-        heard = Heard()
-        sent: Any = heard_so_far._replace(parts=[good, *rest], end=ending)
-        async with asking(lambda _, sent=sent: sent, dialect) as (model, _):
+    good = reply(Answer(thought="Hm.", text=("Half ",), end="cut"), dialect)
+
+    def going(rest: bytes, **more: Any) -> Reply:
+        return good._replace(parts=[*good.parts, rest], **{"end": "whole", **more})
+
+    wrong = [
+        (going(b"data: {\r\n\r\n"), "INVALID_PROVIDER_RESPONSE"),
+        (going(b"data: [1]\n\n"), "INVALID_PROVIDER_RESPONSE"),
+        (going(b"data: \xff\n\n"), "INVALID_STREAM"),
+        (going(b"data: " + b"x" * 2_000_000, end="silence"), "RESPONSE_TOO_LARGE"),
+        (going(b"data: {", end="cut"), "INTERNAL_ERROR"),
+        (going(b": bye", end="close"), "INCOMPLETE_STREAM"),
+    ]
+    async with asking(in_turn(*(sent for sent, _ in wrong)), dialect) as (model, _):
+        for _, code in wrong:
+            heard = Heard()
             with pytest.raises(Failed) as caught:
                 await model.complete(request(), heard.context())
-        problem = caught.value.problem
-        assert (problem.code, problem.retryable) == (code, False)
-        assert heard.text == "Half "
+            assert (caught.value.problem.code, caught.value.problem.retryable) == (code, False)
+            assert heard.text == "Half "
 
 
 async def test_a_header_without_an_end_is_no_answer() -> None:

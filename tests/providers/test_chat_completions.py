@@ -89,6 +89,7 @@ def test_chunks_add_up() -> None:
         chunk({"content": "lo"}, usage={"prompt_tokens": 1}),
         STOP,
         {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 1}}},
+        {"choices": [], "usage": None},
         DONE,
         b"what follows is not read",
     )

@@ -159,6 +159,12 @@ def test_a_count_that_is_none_is_malformed(tokens: Any) -> None:
     assert code(OPENAI, final([], usage={"input_tokens": tokens})) == "INVALID_PROVIDER_RESPONSE"
 
 
+@pytest.mark.parametrize("tokens", [b"1e999", b"NaN", b"-1e-9"])
+def test_a_count_that_is_not_finite_is_malformed(tokens: bytes) -> None:
+    whole = b'{"status":"completed","output":[],"usage":{"input_tokens":%b}}' % tokens
+    assert whole_code(OPENAI, whole) == "INVALID_PROVIDER_RESPONSE"
+
+
 @pytest.mark.parametrize(
     ("events", "expected"),
     [

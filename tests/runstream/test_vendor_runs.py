@@ -114,7 +114,7 @@ async def events_of(host: Host, document: Mapping[str, Any], decider: Host | Non
     return seen
 
 
-@pytest.mark.parametrize("dialect", (*DIALECTS, GeminiWithoutIds()), ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("dialect", [*DIALECTS, GeminiWithoutIds()], ids=lambda one: type(one).__name__)
 async def test_a_call_that_is_approved_on_another_node_goes_on_where_its_model_is(
     dialect: Dialect, valkey: Endpoint, tmp_path: Path
 ) -> None:
