@@ -91,7 +91,7 @@ _WRITTEN = msgspec.json.Decoder(_Text)
 def _is_empty(block: Raw) -> bool:
     """Whether *block* is a text without words: the vendor may write one, but takes none back."""
     try:
-        return not _WRITTEN.decode(block).text
+        return not _WRITTEN.decode(block).text.strip()
     except msgspec.ValidationError:
         return False
 

@@ -87,7 +87,7 @@ def test_neighbours_of_one_role_are_one_message_and_nothing_is_empty() -> None:
 def test_a_text_without_words_does_not_go_back() -> None:
     words = b'{"type":"text","text":"Hm.","citations":null}'
     thought = b'{"type":"thinking","thinking":"","signature":"x"}'
-    native = Raw(b'[{"type":"text","text":"","citations":null},%b,%b]' % (thought, words))
+    native = Raw(b'[{"type":"text","text":"","citations":null},{"type":"text","text":" \\n"},%b,%b]' % (thought, words))
     messages = (UserMessage("one"), AssistantMessage("Hm.", (), native), UserMessage("two"))
     assert b'"content":[%b,%b]' % (thought, words) in CODEC.body(ModelRequest(model="m", messages=messages))
 
