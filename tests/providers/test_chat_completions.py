@@ -88,6 +88,7 @@ def test_chunks_add_up() -> None:
         {"choices": [{"finish_reason": None}]},
         chunk({"content": "lo"}, usage={"prompt_tokens": 1}),
         STOP,
+        chunk({"content": None}),
         {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 1}}},
         {"choices": [], "usage": None},
         DONE,
