@@ -199,6 +199,7 @@ class Probe(Struct, frozen=True):
     models: tuple[str, ...] | None = None
     complete: bool = False
     connection: Mapping[str, Any] | None = None
+    """`source`, and what is known of `runtime` and `account`, as clients see them (providers §1); the time is added."""
 
 
 class Model(Protocol):

@@ -75,6 +75,20 @@ _PROTOCOL: Schema = {
         "features": {"type": "array", "items": {"type": "string"}},
     },
 }
+_CONNECTION: Schema = {
+    "type": "object",
+    "required": ["source", "checkedAt"],
+    "properties": {
+        "source": {"enum": ["native-runtime", "provider-api"]},
+        "checkedAt": {"type": "string", "format": "date-time"},
+        "runtime": {"type": "object", "required": ["name", "version"]},
+        "account": {
+            "type": "object",
+            "required": ["status"],
+            "properties": {"status": {"enum": ["signed-in", "signed-out", "unknown"]}},
+        },
+    },
+}
 _PROVIDER: Schema = {
     "type": "object",
     "required": ["id", "name", "vendor", "authMode", "capabilities"],
@@ -89,8 +103,14 @@ _PROVIDER: Schema = {
             "additionalProperties": {"type": "boolean"},
         },
         "models": {"type": "array", "items": {"type": "string"}},
+        "inputMediaTypes": {
+            "type": "object",
+            "additionalProperties": {"type": "array", "maxItems": 6, "items": {"type": "string"}},
+        },
+        "usageStatId": {"type": "string"},
         "health": {"type": "object", "required": ["status", "code", "message", "checkedAt"]},
         "modelCatalog": {"type": "object", "required": ["source", "models", "complete"]},
+        "connection": _CONNECTION,
     },
 }
 _PROVIDERS: Schema = {

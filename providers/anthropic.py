@@ -3,19 +3,18 @@
 Nothing here waits, reads a clock or rolls a die.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from actors.ports import AssistantMessage, Media, Message, ModelRequest, ToolMessage, Turn, UserMessage
+from providers.alternating import alternating
 from providers.anthropic_answer import Reader, whole
-from providers.vendor_json import base64, given, is_object_schema, label, stored
+from providers.vendor_json import base64, given, label, offered, stored
 
 _BLOCKS = msgspec.json.Decoder(list[Raw])
-
-Role: TypeAlias = Literal["user", "assistant"]
 
 
 class Messages(Struct, frozen=True, kw_only=True):
@@ -36,20 +35,18 @@ class Messages(Struct, frozen=True, kw_only=True):
         members = {
             "model": request.model,
             "stream": True,
-            "messages": _merged(request.messages),
+            "messages": alternating(request.messages, _blocks, model="assistant", parts="content"),
             "max_tokens": request.max_output_tokens,
             **given(
                 system=request.instructions,
                 tools=tools or None,
-                output_config=self._format(request.output_schema),
+                output_config=self._format(offered(request.output_schema, structured=self.structured)),
             ),
         }
         return msgspec.json.encode(members)
 
     def _format(self, schema: Raw | None) -> dict[str, Any] | None:
-        if schema is None or not self.structured or not is_object_schema(schema):
-            return None
-        if not _is_known(schema):
+        if schema is None or not _is_known(schema):
             return None
         return {"format": {"type": "json_schema", "schema": schema}}
 
@@ -62,19 +59,6 @@ class Messages(Struct, frozen=True, kw_only=True):
         return whole(data)
 
 
-def _merged(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The messages as the vendor takes them: neighbours of one role are one, and none is empty."""
-    merged: list[dict[str, Any]] = []
-    for message in messages:
-        role: Role = "assistant" if isinstance(message, AssistantMessage) else "user"
-        blocks = list(_blocks(message))
-        if merged and merged[-1]["role"] == role:
-            merged[-1]["content"].extend(blocks)
-        elif blocks:
-            merged.append({"role": role, "content": blocks})
-    return merged
-
-
 def _blocks(message: Message) -> Iterator[Any]:
     match message:
         case UserMessage(content, attachments):
@@ -82,7 +66,7 @@ def _blocks(message: Message) -> Iterator[Any]:
             for media in attachments:
                 yield from _media(media)
         case AssistantMessage(native=Raw() as native):
-            yield from stored(_BLOCKS, native)
+            yield from (block for block in stored(_BLOCKS, native) if not _is_empty(block))
         case AssistantMessage(content, calls):
             yield from _text(content)
             for call in calls:
@@ -95,6 +79,21 @@ def _text(content: str) -> Iterator[dict[str, Any]]:
     """The block of a text; the vendor takes no empty one."""
     if content:
         yield {"type": "text", "text": content}
+
+
+class _Text(Struct, frozen=True, tag="text"):
+    text: str
+
+
+_WRITTEN = msgspec.json.Decoder(_Text)
+
+
+def _is_empty(block: Raw) -> bool:
+    """Whether *block* is a text without words: the vendor may write one, but takes none back."""
+    try:
+        return not _WRITTEN.decode(block).text.strip()
+    except msgspec.ValidationError:
+        return False
 
 
 def _media(media: Media) -> Iterator[dict[str, Any]]:

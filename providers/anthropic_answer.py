@@ -10,16 +10,21 @@ import msgspec
 from msgspec import Raw, Struct
 
 from actors.ports import ToolCall, Turn
+from providers.anthropic_block import Block, Delta
 from providers.codec import DONE, Said
 from providers.failures import failed
-from providers.vendor_json import Count, arguments, decoded, encoded, given, is_given
+from providers.finish import Finish, finish
+from providers.vendor_json import Count, decoded, encoded, given
 
 BLOCKS_MAX = 1_025
 
-_ENDS: Mapping[str, bool] = {"end_turn": False, "stop_sequence": False, "tool_use": False, "max_tokens": True}
-"""Whether an end says that the output limit cut the answer; any other, `refusal` among them, is a failure (providers §6.3)."""
-_GROWING = ("text", "thinking", "signature")
-"""The members of a block that come in pieces as they are; the arguments of a call come as pieces of JSON."""
+_ENDS: Mapping[str, Finish] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "stop",
+    "max_tokens": "length",
+}
+"""Any other, `refusal` among them, is a failure (providers §6.3)."""
 
 
 class _Usage(Struct):
@@ -36,19 +41,9 @@ class _Usage(Struct):
 
 class _Message(Struct, rename={"kind": "type"}):
     kind: str = "message"
-    content: list[dict[str, Raw]] = []
+    content: list[dict[str, Raw]] | None = None
     stop_reason: str | None = None
     usage: _Usage | None = None
-
-
-class _Delta(Struct, rename={"kind": "type"}):
-    kind: str = ""
-    text: str = ""
-    partial_json: str = ""
-    thinking: str = ""
-    signature: str = ""
-    citation: Raw = Raw()
-    stop_reason: str | None = None
 
 
 class _Event(Struct, rename={"kind": "type"}):
@@ -56,79 +51,12 @@ class _Event(Struct, rename={"kind": "type"}):
     message: _Message | None = None
     index: int = -1
     content_block: dict[str, Raw] | None = None
-    delta: _Delta | None = None
+    delta: Delta | None = None
     usage: _Usage | None = None
-
-
-class _Names(Struct, rename={"kind": "type"}):
-    """What is read of a block: its kind, its text, and what a call says of itself."""
-
-    kind: str
-    text: str = ""
-    id: str = ""
-    name: str = ""
 
 
 _EVENT = msgspec.json.Decoder(_Event)
 _MESSAGE = msgspec.json.Decoder(_Message)
-_NAMES = msgspec.json.Decoder(_Names)
-_TEXT = msgspec.json.Decoder(str)
-
-
-class _Block:
-    """A part of the answer: as it began, and what was added to it."""
-
-    def __init__(self, members: Mapping[str, Raw]) -> None:
-        self._members = {name: value.copy() for name, value in members.items()}
-        self._added: dict[str, list[str]] = {}
-        self._citations: list[Raw] = []
-        self.names = decoded(_NAMES, encoded(self._members))
-        self.is_open = True
-
-    def add(self, delta: _Delta) -> Said:
-        match delta:
-            case _Delta("text_delta", text=text):
-                return self._more("text", text, Said(text))
-            case _Delta("input_json_delta", partial_json=piece):
-                return self._more("input", piece, Said(progress=True))
-            case _Delta("thinking_delta", thinking=piece):
-                return self._more("thinking", piece, Said(progress=True))
-            case _Delta("signature_delta", signature=piece):
-                return self._more("signature", piece, Said(progress=True))
-            case _Delta("citations_delta", citation=citation) if is_given(citation):
-                self._citations.append(citation.copy())
-                return Said(progress=True)
-            case _:
-                return Said()
-
-    def _more(self, member: str, piece: str, said: Said) -> Said:
-        self._added.setdefault(member, []).append(piece)
-        return said
-
-    @property
-    def text(self) -> str:
-        """The visible text."""
-        return self.names.text + "".join(self._added.get("text", ())) if self.names.kind == "text" else ""
-
-    @property
-    def input(self) -> Raw:
-        """The arguments of a call: what was streamed, else what it began with."""
-        streamed = "".join(self._added.get("input", ()))
-        return arguments(encoded(streamed) if streamed else self._members.get("input", Raw(b"{}")))
-
-    @property
-    def native(self) -> Mapping[str, Any]:
-        """The block as the vendor wants it back."""
-        grown: dict[str, Raw] = {name: self._grown(name) for name in _GROWING if name in self._added}
-        if self.names.kind == "tool_use":
-            grown["input"] = self.input
-        if self._citations:
-            grown["citations"] = encoded(self._citations)
-        return {**self._members, **grown}
-
-    def _grown(self, member: str) -> Raw:
-        began = decoded(_TEXT, self._members.get(member, Raw(b'""')))
-        return encoded(began + "".join(self._added[member]))
 
 
 class Reader:
@@ -137,7 +65,7 @@ class Reader:
     def __init__(self) -> None:
         self._begun = False
         self._ended = False
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._reason: str | None = None
         self._usage: _Usage | None = None
 
@@ -162,12 +90,12 @@ class Reader:
                 return Said()
             case _Event("content_block_start", index=index, content_block=dict() as members):
                 return self._start(index, members)
-            case _Event("content_block_delta", index=index, delta=_Delta() as delta):
+            case _Event("content_block_delta", index=index, delta=Delta() as delta):
                 return self._open(index).add(delta)
             case _Event("content_block_stop", index=index):
                 self._open(index).is_open = False
                 return Said()
-            case _Event("message_delta", delta=_Delta(stop_reason=reason)):
+            case _Event("message_delta", delta=Delta(stop_reason=reason)):
                 self._reason = reason or self._reason
                 self._usage = (self._usage or _Usage()).with_later(event.usage) if event.usage else self._usage
                 return Said()
@@ -181,11 +109,11 @@ class Reader:
     def _start(self, index: int, members: Mapping[str, Raw]) -> Said:
         if index != len(self._blocks) or index >= BLOCKS_MAX:
             raise failed("INVALID_PROVIDER_RESPONSE")
-        block = _Block(members)
+        block = Block(members)
         self._blocks.append(block)
         return Said(block.text)
 
-    def _open(self, index: int) -> _Block:
+    def _open(self, index: int) -> Block:
         if not 0 <= index < len(self._blocks) or not self._blocks[index].is_open:
             raise failed("INVALID_PROVIDER_RESPONSE")
         return self._blocks[index]
@@ -208,22 +136,20 @@ def whole(data: bytes) -> Turn:
     message = decoded(_MESSAGE, data)
     if message.kind == "error":
         raise failed("PROVIDER_FAILED")
-    return _turn([_Block(members) for members in message.content], message.stop_reason, message.usage)
+    if message.content is None:
+        raise failed("INVALID_PROVIDER_RESPONSE")
+    return _turn([Block(members) for members in message.content], message.stop_reason, message.usage)
 
 
-def _turn(blocks: list[_Block], reason: str | None, told: _Usage | None) -> Turn:
-    cut = _ENDS.get(reason or "")
-    if cut is None:
-        raise failed("PROVIDER_FAILED")
+def _turn(blocks: list[Block], reason: str | None, told: _Usage | None) -> Turn:
     calls = [block for block in blocks if block.names.kind == "tool_use"]
-    if cut and calls:
-        raise failed("TRUNCATED_TOOL_CALL")
+    ended = finish(reason, _ENDS, calls=bool(calls))
     return Turn(
         text="".join(block.text for block in blocks),
         tool_calls=tuple(ToolCall(block.names.id, block.names.name, block.input) for block in calls),
         usage=_counted(told),
         native=encoded([block.native for block in blocks]),
-        finish_reason="length" if cut else "stop",
+        finish_reason=ended,
     )
 
 

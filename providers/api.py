@@ -10,7 +10,8 @@ from actors.ports import ModelContext, ModelRequest, Probe, ProviderInfo, Turn
 from providers import catalog
 from providers.codec import Said
 from providers.failures import failed, of_status
-from providers.http import Answer, Http, TooLarge
+from providers.http import Http
+from providers.http_answer import Answer, TooLarge
 from providers.listing import MODELS_MAX
 from providers.probe import Malformed
 from providers.vendor import Vendor

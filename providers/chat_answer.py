@@ -12,11 +12,12 @@ from msgspec import Meta, Raw, Struct
 from actors.ports import ToolCall, Turn
 from providers.codec import DONE, Said
 from providers.failures import failed
-from providers.vendor_json import Count, arguments, decoded, encoded, given
+from providers.finish import Finish, finish
+from providers.openai_usage import ChatUsage
+from providers.vendor_json import arguments, decoded, encoded
 
 CALLS_MAX = 32
-_REASONS: Mapping[str, bool] = {"stop": False, "tool_calls": False, "length": True}
-"""Whether an end says that the output limit cut the answer; any other end is a failure."""
+_ENDS: Mapping[str, Finish] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
 
 
 class _Function(Struct, frozen=True):
@@ -54,21 +55,6 @@ class _Delta(Struct):
     tool_calls: list[_CallPiece] | None = None
 
 
-class _InputDetails(Struct):
-    cached_tokens: Count = None
-
-
-class _OutputDetails(Struct):
-    reasoning_tokens: Count = None
-
-
-class _Usage(Struct):
-    prompt_tokens: Count = None
-    completion_tokens: Count = None
-    prompt_tokens_details: _InputDetails | None = None
-    completion_tokens_details: _OutputDetails | None = None
-
-
 class _Choice(Struct):
     delta: _Delta | None = None
     finish_reason: str | None = None
@@ -77,7 +63,7 @@ class _Choice(Struct):
 class _Chunk(Struct):
     error: Any = None
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: ChatUsage | None = None
 
 
 class _WholeChoice(Struct):
@@ -88,7 +74,7 @@ class _WholeChoice(Struct):
 class _Completion(Struct):
     error: Any = None
     choices: list[_WholeChoice] | None = None
-    usage: _Usage | None = None
+    usage: ChatUsage | None = None
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -124,7 +110,7 @@ class Reader:
         self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": [], "reasoning": [], "refusal": []}
         self._calls: list[_Growing] = []
         self._reason: str | None = None
-        self._usage: _Usage | None = None
+        self._usage: ChatUsage | None = None
         self._done = False
 
     def read(self, data: bytes) -> Said:
@@ -192,34 +178,17 @@ def _native(texts: Mapping[str, str], calls: list[dict[str, Any]]) -> dict[str, 
     return {"role": "assistant", "content": texts["content"] or None, "tool_calls": calls} | thought
 
 
-def _turn(message: _Message, reason: str | None, told: _Usage | None, native: Raw | None) -> Turn:
-    cut = _REASONS.get(reason or "")
-    if cut is None:
-        raise failed("PROVIDER_FAILED")
-    if message.refusal:
-        raise failed("PROVIDER_REFUSAL")
+def _turn(message: _Message, reason: str | None, told: ChatUsage | None, native: Raw | None) -> Turn:
     calls = message.tool_calls or []
-    if cut and calls:
-        raise failed("TRUNCATED_TOOL_CALL")
+    ended = finish(reason, _ENDS, calls=bool(calls), refused=bool(message.refusal))
     return Turn(
         text=message.content or "",
         tool_calls=tuple(_tool_call(call) for call in calls),
-        usage=_counted(told),
+        usage=told.counted if told else None,
         native=native,
-        finish_reason="length" if cut else "stop",
+        finish_reason=ended,
     )
 
 
 def _tool_call(call: _Call) -> ToolCall:
     return ToolCall(call.id, call.function.name or "", arguments(call.function.arguments))
-
-
-def _counted(told: _Usage | None) -> Mapping[str, Any] | None:
-    if told is None:
-        return None
-    return given(
-        inputTokens=told.prompt_tokens,
-        outputTokens=told.completion_tokens,
-        cachedInputTokens=told.prompt_tokens_details.cached_tokens if told.prompt_tokens_details else None,
-        reasoningTokens=told.completion_tokens_details.reasoning_tokens if told.completion_tokens_details else None,
-    )

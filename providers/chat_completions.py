@@ -22,7 +22,7 @@ from actors.ports import (
 )
 from providers.chat_answer import Reader, whole
 from providers.failures import failed
-from providers.vendor_json import data_url, given, is_object_schema, label
+from providers.vendor_json import data_url, given, label, offered
 
 
 class ChatCompletions(Struct, frozen=True, kw_only=True):
@@ -45,13 +45,13 @@ class ChatCompletions(Struct, frozen=True, kw_only=True):
             "max_tokens": request.max_output_tokens,
             **given(
                 tools=[_tool(tool) for tool in request.tools] or None,
-                response_format=self._format(request.output_schema),
+                response_format=self._format(offered(request.output_schema, structured=self.structured)),
             ),
         }
         return msgspec.json.encode(members)
 
     def _format(self, schema: Raw | None) -> dict[str, Any] | None:
-        if schema is None or not self.structured or not is_object_schema(schema):
+        if schema is None:
             return None
         return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 

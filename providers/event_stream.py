@@ -70,7 +70,7 @@ class EventStream:
                 yield b"\n".join(ended)
             return
         self._event_bytes += len(line)
-        _check_text(line)
+        check_text(line)
         if line.startswith(b"data:"):
             value = line.removeprefix(b"data:").removeprefix(b" ")
             self._data.append(value)
@@ -79,8 +79,13 @@ class EventStream:
             raise failed("RESPONSE_TOO_LARGE")
 
 
-def _check_text(line: bytes) -> None:
+def check_text(data: bytes) -> None:
+    """Nothing, for UTF-8.
+
+    Raises:
+        Failed: INVALID_STREAM for anything else.
+    """
     try:
-        line.decode()
+        data.decode()
     except UnicodeDecodeError:
         raise failed("INVALID_STREAM") from None

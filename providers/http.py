@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import count
 from typing import Any
@@ -19,8 +19,8 @@ import httpx2
 
 from actors.ports import Retry
 from providers import retry
-from providers.event_stream import EventStream
 from providers.failures import failed, of_status
+from providers.http_answer import BROKEN, Answer, bounded
 
 CONNECT_S = 10.0
 """For a connection, and for a free place in the pool."""
@@ -28,11 +28,6 @@ WRITE_S = 60.0
 """Between two pieces of a request that the vendor takes."""
 CONNECTIONS_MAX = 1_000
 IDLE_CONNECTIONS_MAX = 20
-BODY_BYTES_MAX = 2_000_000
-"""Of an answer that is one document."""
-LINGER_S = 0.1
-"""How long the rest of an answered stream is waited for, so that its connection serves the next request."""
-LINGER_BYTES_MAX = 65_536
 CLOSE_S = 1.0
 SILENT_S = 60
 """After which the system asks whether the vendor's machine is still there: a slow vendor may think as long as it likes."""
@@ -41,54 +36,6 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _TOO_MANY = 429
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _log = logging.getLogger(__name__)
-
-
-class TooLarge(Exception):
-    """An answer of more bytes than were asked for."""
-
-
-class Answer:
-    """The answer to a POST, as it comes."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        self._response = response
-        self._chunks = response.aiter_raw()
-        self.is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-
-    async def events(self) -> AsyncGenerator[bytes]:
-        """Yield the data of each event.
-
-        Raises:
-            Failed: the connection broke, or the bytes are no event stream within its bounds.
-        """
-        stream = EventStream()
-        try:
-            async for chunk in self._chunks:
-                for data in stream.fed(chunk):
-                    yield data
-        except httpx2.TransportError:
-            raise failed("INTERNAL_ERROR") from None
-
-    async def document(self) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            Failed: the connection broke, or RESPONSE_TOO_LARGE.
-        """
-        try:
-            return await _bounded(self._chunks, BODY_BYTES_MAX)
-        except TooLarge:
-            raise failed("RESPONSE_TOO_LARGE") from None
-        except httpx2.TransportError:
-            raise failed("INTERNAL_ERROR") from None
-
-    async def linger(self) -> None:
-        """Take what still comes after the last event that matters; a connection read to its end is used again."""
-        with anyio.move_on_after(LINGER_S):
-            try:
-                await _bounded(self._chunks, LINGER_BYTES_MAX)
-            except (TooLarge, httpx2.TransportError):
-                return
 
 
 class Http:
@@ -131,10 +78,10 @@ class Http:
         try:
             response = await self._client.send(self._client.build_request("GET", path, headers=headers), stream=True)
             try:
-                body = await _bounded(response.aiter_raw(), bytes_max) if response.is_success else b""
+                body = await bounded(response.aiter_raw(), bytes_max) if response.is_success else b""
             finally:
                 await _closed(response)
-        except httpx2.TransportError:
+        except BROKEN:
             raise ConnectionError from None
         return response.status_code, body
 
@@ -157,7 +104,7 @@ class Http:
         request = self._client.build_request("POST", path, headers=headers, content=body, extensions=watched)
         try:
             return await self._client.send(request, stream=True)
-        except httpx2.TransportError as error:
+        except BROKEN as error:
             _log.warning("provider %s was not reached: %s", self._name, type(error).__name__)
             raise failed("PROVIDER_UNREACHABLE") from None
 
@@ -202,16 +149,6 @@ async def _watched(event: str, told: Mapping[str, Any]) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):  # not on macOS, which asks after two hours
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
-
-
-async def _bounded(chunks: AsyncGenerator[bytes], bytes_max: int) -> bytes:
-    body = bytearray()
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > bytes_max:
-                raise TooLarge
-    return bytes(body)
 
 
 async def _closed(response: httpx2.Response) -> None:

@@ -3,7 +3,7 @@
 Nothing here waits, reads a clock or rolls a die.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,20 +20,11 @@ from actors.ports import (
     Turn,
     UserMessage,
 )
-from providers.codec import DONE, Said
 from providers.failures import failed
-from providers.vendor_json import (
-    Count,
-    arguments,
-    data_url,
-    decoded,
-    given,
-    is_object_schema,
-    label,
-    stored,
-)
+from providers.openai_answer import Reader, whole
+from providers.vendor_json import data_url, given, label, offered, stored
 
-_BEGUN = frozenset(f"response.{part}.{when}" for part in ("output_item", "content_part") for when in ("added", "done"))
+_ITEMS = msgspec.json.Decoder(list[Raw])
 
 
 class Responses(Struct, frozen=True, kw_only=True):
@@ -61,7 +52,7 @@ class Responses(Struct, frozen=True, kw_only=True):
             **given(
                 instructions=request.instructions,
                 tools=[self._tool(tool) for tool in request.tools] or None,
-                text=self._format(request.output_schema),
+                text=self._format(offered(request.output_schema, structured=self.structured)),
             ),
         }
         return msgspec.json.encode(members)
@@ -102,137 +93,17 @@ class Responses(Struct, frozen=True, kw_only=True):
         return members | given(strict=self.strict)
 
     def _format(self, schema: Raw | None) -> dict[str, Any] | None:
-        if schema is None or not self.structured or not is_object_schema(schema):
+        if schema is None:
             return None
         return {"format": {"type": "json_schema", "name": "output", "schema": schema, **given(strict=self.strict)}}
 
-    def reader(self) -> "_Reader":
+    def reader(self) -> Reader:
         """What reads the events of one answer."""
-        return _Reader()
+        return Reader()
 
     def whole(self, data: bytes) -> Turn:
         """The turn of a response object."""
-        return _turn(data)
-
-
-class _Reader:
-    def __init__(self) -> None:
-        self._response: Raw | None = None
-
-    def read(self, data: bytes) -> Said:
-        if data == DONE:
-            return Said(ended=True)
-        match decoded(_EVENT, data):
-            case _Event("error" | "response.failed"):
-                raise failed("PROVIDER_FAILED")
-            case _Event("response.completed" | "response.incomplete", response=response):
-                self._response = response
-                return Said(ended=True)
-            case _Event("response.output_text.delta", delta=str(text)):
-                return Said(text)
-            case _Event("response.output_text.delta"):
-                raise failed("INVALID_PROVIDER_RESPONSE")
-            case _Event(kind, delta=delta):
-                work = kind in _BEGUN or (kind.endswith(".delta") and isinstance(delta, str) and delta != "")
-                return Said(progress=work)
-
-    def turn(self) -> Turn:
-        if self._response is None:
-            raise failed("INCOMPLETE_STREAM")
-        return _turn(self._response)
-
-
-class _Event(Struct, rename={"kind": "type"}):
-    kind: str
-    delta: Any = None
-    response: Raw = Raw()
-
-
-class _Part(Struct, rename={"kind": "type"}):
-    kind: str
-    text: str = ""
-
-
-class _Item(Struct, rename={"kind": "type"}):
-    kind: str
-    content: list[_Part] | None = None
-    call_id: str = ""
-    name: str = ""
-    arguments: Raw = Raw(b"null")
-
-
-class _InputDetails(Struct):
-    cached_tokens: Count = None
-
-
-class _OutputDetails(Struct):
-    reasoning_tokens: Count = None
-
-
-class _Usage(Struct):
-    input_tokens: Count = None
-    output_tokens: Count = None
-    input_tokens_details: _InputDetails | None = None
-    output_tokens_details: _OutputDetails | None = None
-
-
-class _Incomplete(Struct):
-    reason: str | None = None
-
-
-class _Response(Struct):
-    status: str
-    output: Raw
-    incomplete_details: _Incomplete | None = None
-    usage: _Usage | None = None
-
-
-_EVENT = msgspec.json.Decoder(_Event)
-_RESPONSE = msgspec.json.Decoder(_Response)
-_OUTPUT = msgspec.json.Decoder(list[_Item])
-_ITEMS = msgspec.json.Decoder(list[Raw])
-
-
-def _turn(data: bytes | Raw) -> Turn:
-    """The turn of a final response object, which has the last word over what was streamed."""
-    response = decoded(_RESPONSE, data)
-    items = decoded(_OUTPUT, response.output)
-    cut = _is_cut(response)
-    parts = [part for item in items for part in item.content or ()]
-    if any(part.kind == "refusal" for part in parts):
-        raise failed("PROVIDER_REFUSAL")
-    calls = [item for item in items if item.kind == "function_call"]
-    if cut and calls:
-        raise failed("TRUNCATED_TOOL_CALL")
-    return Turn(
-        text="".join(part.text for part in parts if part.kind == "output_text"),
-        tool_calls=tuple(ToolCall(call.call_id, call.name, arguments(call.arguments)) for call in calls),
-        usage=_usage(response.usage),
-        native=response.output.copy(),
-        finish_reason="length" if cut else "stop",
-    )
-
-
-def _is_cut(response: _Response) -> bool:
-    """Whether the output limit ended the answer; what ended otherwise than by it, or whole, failed."""
-    match response:
-        case _Response("completed"):
-            return False
-        case _Response("incomplete", incomplete_details=_Incomplete("max_output_tokens")):
-            return True
-        case _:
-            raise failed("PROVIDER_FAILED")
-
-
-def _usage(told: _Usage | None) -> Mapping[str, Any] | None:
-    if told is None:
-        return None
-    return given(
-        inputTokens=told.input_tokens,
-        outputTokens=told.output_tokens,
-        cachedInputTokens=told.input_tokens_details.cached_tokens if told.input_tokens_details else None,
-        reasoningTokens=told.output_tokens_details.reasoning_tokens if told.output_tokens_details else None,
-    )
+        return whole(data)
 
 
 def _call_item(call: ToolCall) -> dict[str, Any]:

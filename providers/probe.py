@@ -3,11 +3,15 @@
 Nothing here waits, reads a clock or rolls a die.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from actors.ports import Probe
 from providers.listing import CATALOG_CODES, CONTROL, MODEL, MODELS_MAX, VERDICTS
+
+_AROUND = re.compile(r"\A[\s\ufeff]+|[\s\ufeff]+\Z")
+"""What some client trims off a text; the byte order mark is blank in browsers alone."""
 
 
 class Malformed(ValueError):
@@ -82,7 +86,7 @@ def _strings(value: object, *, required: Mapping[str, int], optional: Mapping[st
 def _text(value: object, bound: int) -> str:
     if not isinstance(value, str):
         raise Malformed("not a text")
-    text = value.strip()
+    text = _AROUND.sub("", value)
     if CONTROL.search(text) or len(text.encode("utf-16-le")) > 2 * bound:
         raise Malformed("a text that cannot be shown")
     return text

@@ -80,9 +80,10 @@ def stored(decoder: "msgspec.json.Decoder[T]", native: Raw) -> T:
         raise failed("INTERNAL_ERROR") from None
 
 
-def is_object_schema(schema: Raw) -> bool:
-    """Whether *schema* says at its root that the value is an object, as vendors ask of a structured output."""
-    return bytes(_ROOT.decode(schema).get("type", b"")) == b'"object"'
+def offered(schema: Raw | None, *, structured: bool) -> Raw | None:
+    """The schema for the vendor's own mode, if that is *structured*: one that says at its root that it is an object's."""
+    wanted = structured and schema is not None and bytes(_ROOT.decode(schema).get("type", b"")) == b'"object"'
+    return schema if wanted else None
 
 
 def label(media: Media) -> str:

@@ -306,6 +306,8 @@ async def _run(coming: running.Events, show: running.Show) -> None:
     def started(told: str) -> None:
         nonlocal run_id
         run_id = told
+        if show == "text" and sys.stderr.isatty():
+            click.echo(f"run {told}", err=True)  # else nobody who reads the answer could ask for its run again
 
     scope = anyio.CancelScope()
     async with anyio.create_task_group() as tasks:

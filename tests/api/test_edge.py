@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from actors.errors import Problem, Refused
+from actors.ports import Probe
 from actors.request import RunRequest
 from api.app import Limits
 from api.connection import Bounds
 from eventstore.store import HistoryLost, Unavailable
+from providers.mock import Mock
 from tests.api.fake_runs import Attended, FakeRuns, Script, completed, failing, stalling, texts
 from tests.api.hosted import BEARER, JSON, RUN, STREAM, TOKENS, Hosted, hosted, until
 from tests.http_client import Answer, Connection, HttpBroken, connected, events, fetch, opened, request_bytes
@@ -334,6 +336,24 @@ async def test_a_manager_sees_every_instance_and_a_failing_discovery_is_typed(ca
     assert (answer.status, code(answer)) == (500, "INTERNAL_ERROR")
     assert host.app.parts.faults.count == 1
     assert "secret-text" not in caplog.text + answer.body.decode()
+
+
+async def test_clients_see_how_an_instance_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = {"status": "signed-in", "email": " ann@example.org ", "name": ""}
+
+    async def inspect(_: Mock) -> Probe:
+        return Probe("CLI_SESSION_PRESENT", connection={"source": "native-runtime", "account": account})
+
+    monkeypatch.setattr(Mock, "inspect", inspect)
+    async with hosted(stalling) as host:
+        answer = await fetch(host.target, "GET", "/v1/providers", [BEARER])
+    checked_response("providers", None, answer.status, answer.headers, answer.body)
+    (one,) = value(answer)["providers"]
+    assert one["connection"] == {
+        "source": "native-runtime",
+        "checkedAt": one["health"]["checkedAt"],
+        "account": {"status": "signed-in", "email": "ann@example.org"},
+    }
 
 
 async def test_a_result_larger_than_clients_accept_is_refused() -> None:

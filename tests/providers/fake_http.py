@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from ssl import SSLContext, SSLError
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -10,6 +11,7 @@ import msgspec
 from anyio import TypedAttributeProvider
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.tls import TLSListener
 
 HEAD_BYTES_MAX = 65_536
 
@@ -57,22 +59,29 @@ Respond = Callable[[Asked], Reply]
 
 
 @asynccontextmanager
-async def machine(respond: Respond) -> AsyncIterator[Machine]:
+async def machine(respond: Respond, tls: SSLContext | None = None) -> AsyncIterator[Machine]:
     """Run a machine that answers as *respond* says; a request that it finds fault with (`AssertionError`) fails the test."""
     told = Machine()
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    told.url = f"http://127.0.0.1:{port_of(listener)}/"
+    told.url = f"{'https://localhost' if tls else 'http://127.0.0.1'}:{port_of(listener)}/"
+    serving = TLSListener(listener, tls) if tls else listener
 
     async def serve(stream: ByteStream) -> None:
         told.connections += 1
         try:
             async with stream:
                 await _conversed(stream, respond, told)
-        except (anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
+        except (
+            anyio.BrokenResourceError,
+            anyio.EndOfStream,
+            anyio.IncompleteRead,
+            anyio.ClosedResourceError,
+            SSLError,
+        ):
             told.left.set()
 
     async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, serve)
+        tasks.start_soon(serving.serve, serve)
         yield told
         tasks.cancel_scope.cancel()
     assert told.faults == []

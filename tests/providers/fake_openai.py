@@ -9,6 +9,8 @@ from providers.kit import SECRET, Answer
 from tests.providers.fake_http import Asked
 from tests.providers.fake_vendor import Dialect, pieces, usage_of
 
+REFUSAL = "I would rather not."
+
 
 class ResponsesDialect(Dialect):
     """Speaks `POST responses`."""
@@ -34,48 +36,94 @@ class ResponsesDialect(Dialect):
             )
         for item in body["input"]:
             assert "role" in item or item["type"] in {"function_call", "function_call_output", "reasoning", "message"}
+        called = [item["call_id"] for item in body["input"] if item.get("type") == "function_call"]
+        told = [item["call_id"] for item in body["input"] if item.get("type") == "function_call_output"]
+        assert called == told, "every call needs its output"
 
     @override
     def events(self, answer: Answer) -> Iterator[Mapping[str, Any]]:
-        yield {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress", "output": []}}
-        yield {"type": "response.in_progress", "response": {"id": "resp_1", "status": "in_progress", "output": []}}
+        for number, event in enumerate(self._events(answer)):
+            yield {**event, "sequence_number": number}
+
+    def _events(self, answer: Answer) -> Iterator[Mapping[str, Any]]:
+        yield {"type": "response.created", "response": self._response("in_progress")}
+        yield {"type": "response.in_progress", "response": self._response("in_progress")}
         for index, item in enumerate(self._output(answer)):
-            place = {"output_index": index, "item_id": item["id"]}
-            yield {"type": "response.output_item.added", "item": {**item, "status": "in_progress"}, **place}
-            yield from self._growing(item, answer, place)
-            yield {"type": "response.output_item.done", "item": item, **place}
+            at = {"output_index": index}
+            begun = {**item, **self._empty(item), "status": "in_progress"}
+            yield {"type": "response.output_item.added", "item": begun, **at}
+            yield {"type": "keepalive"}
+            yield from self._growing(item, answer, {"item_id": item["id"], **at})
+            yield {"type": "response.output_item.done", "item": item, **at}
         if answer.end == "error":
             error = {"code": "server_error", "message": SECRET}
-            yield {"type": "response.failed", "response": {"status": "failed", "error": error, "output": []}}
+            yield {"type": "error", **error, "param": None}
+            yield {"type": "response.failed", "response": {**self._response("failed"), "error": error}}
         elif answer.end not in {"silence", "cut"}:
             ended = "incomplete" if answer.end == "length" else "completed"
             yield {"type": f"response.{ended}", "response": self.whole(answer)}
+
+    def _empty(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What an item lacks before it grows."""
+        empty: dict[str, Mapping[str, Any]] = {"reasoning": {"summary": []}, "function_call": {"arguments": ""}}
+        return empty.get(item["type"], {"content": []})
 
     def _growing(
         self, item: Mapping[str, Any], answer: Answer, place: Mapping[str, Any]
     ) -> Iterator[Mapping[str, Any]]:
         match item["type"]:
             case "reasoning":
+                at = {**place, "summary_index": 0}
+                part = {"type": "summary_text", "text": ""}
+                yield {"type": "response.reasoning_summary_part.added", "part": part, **at}
                 for piece in pieces(answer.thought):
-                    yield {"type": "response.reasoning_summary_text.delta", "delta": piece, **place}
+                    yield {"type": "response.reasoning_summary_text.delta", "delta": piece, "obfuscation": "xY", **at}
+                yield {"type": "response.reasoning_summary_text.done", "text": answer.thought, **at}
+                yield {"type": "response.reasoning_summary_part.done", "part": item["summary"][0], **at}
             case "function_call":
-                for piece in pieces(item["arguments"]):
+                for piece in self._written(item["arguments"]):
                     yield {"type": "response.function_call_arguments.delta", "delta": piece, **place}
+                yield {"type": "response.function_call_arguments.done", "arguments": item["arguments"], **place}
             case _:
-                part = item["content"][0]
-                yield {"type": "response.content_part.added", "part": {"type": part["type"], "text": ""}, **place}
-                for piece in answer.text:
-                    yield {"type": "response.output_text.delta", "delta": piece, "logprobs": [], **place}
-                yield {"type": "response.content_part.done", "part": part, **place}
+                yield from self._speaking(item["content"][0], answer, {**place, "content_index": 0})
 
-    @override
-    def whole(self, answer: Answer) -> Mapping[str, Any]:
+    def _written(self, arguments: str) -> Iterator[str]:
+        yield from pieces(arguments)
+
+    def _speaking(self, part: Mapping[str, Any], answer: Answer, at: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        refused = part["type"] == "refusal"
+        kind, member = ("refusal", "refusal") if refused else ("output_text", "text")
+        yield {"type": "response.content_part.added", "part": {**part, member: ""}, **at}
+        for piece in pieces(REFUSAL) if refused else answer.text:
+            yield {"type": f"response.{kind}.delta", "delta": piece, **at}
+        yield {"type": f"response.{kind}.done", member: part[member], **at}
+        yield {"type": "response.content_part.done", "part": part, **at}
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """A response object without an answer."""
         return {
             "id": "resp_1",
             "object": "response",
-            "status": "incomplete" if answer.end == "length" else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if answer.end == "length" else None,
+            "created_at": 1_767_225_600,
+            "status": status,
             "error": None,
+            "incomplete_details": None,
+            "instructions": "Be brief.",
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": True,
+            "reasoning": {"effort": "medium", "summary": None},
+            "store": False,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "usage": None,
+            "metadata": {},
+        }
+
+    @override
+    def whole(self, answer: Answer) -> Mapping[str, Any]:
+        return self._response("incomplete" if answer.end == "length" else "completed") | {
+            "incomplete_details": {"reason": "max_output_tokens"} if answer.end == "length" else None,
             "output": self._output(answer),
             "usage": usage_of(
                 answer,
@@ -94,9 +142,10 @@ class ResponsesDialect(Dialect):
         if answer.thought or answer.state:
             summary = [{"type": "summary_text", "text": answer.thought}]
             items.append({"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": answer.state})
-        content = [{"type": "output_text", "text": "".join(answer.text), "annotations": []}] if answer.text else []
+        text = {"type": "output_text", "text": "".join(answer.text), "annotations": [], "logprobs": []}
+        content = [text] if answer.text else []
         if answer.end == "refusal":
-            content = [{"type": "refusal", "refusal": "I would rather not."}]
+            content = [{"type": "refusal", "refusal": REFUSAL}]
         if content:
             items.append(
                 {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
@@ -111,14 +160,19 @@ class ResponsesDialect(Dialect):
                     "call_id": call.id,
                     "name": call.name,
                     "arguments": written,
+                    "status": "incomplete" if answer.end == "length" else "completed",
                 }
             )
         return items
 
 
 class XaiDialect(ResponsesDialect):
-    """The same as xAI speaks it."""
+    """The same as xAI speaks it: the arguments of a call come in one piece."""
 
     kind = "xai"
     model = "grok-test"
     strict: ClassVar[bool | None] = None
+
+    @override
+    def _written(self, arguments: str) -> Iterator[str]:
+        yield arguments

@@ -26,6 +26,7 @@ class Dialect(ABC):
     key = "key-" + SECRET
     event_names: ClassVar[bool] = True
     """Whether its events have names beside their data."""
+    line_end: ClassVar[bytes] = b"\n"
 
     @abstractmethod
     def check(self, asked: Asked) -> None:
@@ -48,7 +49,8 @@ class Way(NamedTuple):
     """How the bytes of a stream come."""
 
     every: int = 0
-    line_end: bytes = b"\n"
+    line_end: bytes | None = None
+    """In place of the vendor's own."""
     keep_alive: bytes = b""
     whole: bool = False
 
@@ -65,7 +67,8 @@ def framed(event: Any, dialect: Dialect, way: Way) -> bytes:
         else b""
     )
     lines = [way.keep_alive, name, b"data: " + data]
-    return b"".join(line + way.line_end for line in lines if line) + way.line_end
+    line_end = way.line_end or dialect.line_end
+    return b"".join(line + line_end for line in lines if line) + line_end
 
 
 class Playing:

@@ -84,6 +84,14 @@ def test_neighbours_of_one_role_are_one_message_and_nothing_is_empty() -> None:
     }
 
 
+def test_a_text_without_words_does_not_go_back() -> None:
+    words = b'{"type":"text","text":"Hm.","citations":null}'
+    thought = b'{"type":"thinking","thinking":"","signature":"x"}'
+    native = Raw(b'[{"type":"text","text":"","citations":null},{"type":"text","text":" \\n"},%b,%b]' % (thought, words))
+    messages = (UserMessage("one"), AssistantMessage("Hm.", (), native), UserMessage("two"))
+    assert b'"content":[%b,%b]' % (thought, words) in CODEC.body(ModelRequest(model="m", messages=messages))
+
+
 def test_attachments_are_blocks_after_their_labels() -> None:
     media = (Media("image/png", b"\x89", Raw(b'{"id":"s1"}')), Media("application/pdf", b"%", Raw(b'{"id":"s2"}')))
     blocks = body(ModelRequest(model="m", messages=(UserMessage("look", media),)))["messages"][0]["content"]
@@ -158,6 +166,13 @@ def test_blocks_grow_and_come_back_as_they_were() -> None:
     ]
 
 
+def test_what_the_vendor_calls_itself_goes_back_with_its_input() -> None:
+    search = begin({"type": "server_tool_use", "id": "s", "name": "search", "input": {}})
+    told = folded(CODEC, START, search, delta("input_json_delta", partial_json='{"q":1}'), end(), ends(), STOP).turn
+    assert told.tool_calls == ()
+    assert msgspec.json.decode(told.native or b"")[0]["input"] == {"q": 1}
+
+
 def test_a_call_without_arguments_has_none() -> None:
     told = folded(CODEC, START, tool(), end(), tool(1, input={"n": 1}), end(1), ends("tool_use"), STOP).turn
     assert [bytes(call.arguments) for call in told.tool_calls] == [b"{}", b'{"n":1}']
@@ -194,6 +209,8 @@ def test_what_was_read_is_told_only_if_every_part_is_known(first: Any, later: An
         ([START, TEXT, delta("text_delta", 1, text="x")], "INVALID_PROVIDER_RESPONSE"),
         ([START, TEXT, end(), delta("text_delta", text="x")], "INVALID_PROVIDER_RESPONSE"),
         ([START, TEXT, delta("text_delta", text=7)], "INVALID_PROVIDER_RESPONSE"),
+        ([START, TEXT, delta("thinking_delta", thinking="x")], "INVALID_PROVIDER_RESPONSE"),
+        ([START, begin({"type": "thinking"}), delta("text_delta", text="x")], "INVALID_PROVIDER_RESPONSE"),
         ([START, TEXT, end(), end()], "INVALID_PROVIDER_RESPONSE"),
         ([START, TEXT, end(-1)], "INVALID_PROVIDER_RESPONSE"),
         ([START, TEXT, ends(), STOP], "INVALID_PROVIDER_RESPONSE"),
@@ -233,3 +250,4 @@ def test_malformed_data_is_told_as_such(wrong: bytes) -> None:
 
 def test_a_document_that_is_an_error_is_a_failure() -> None:
     assert whole_code(CODEC, {"type": "error", "error": {"message": "private"}}) == "PROVIDER_FAILED"
+    assert whole_code(CODEC, {"hello": "world"}) == "INVALID_PROVIDER_RESPONSE"

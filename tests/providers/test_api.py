@@ -1,8 +1,10 @@
 """An instance on the network: retries, bounds, cancellation, probes, and what is never repeated."""
 
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,6 +21,7 @@ from providers.discovery import Discovery
 from providers.http import Http, open_http
 from providers.kit import SECRET, Answer, Heard
 from providers.vendors import VENDORS
+from tests.certificates import papers_for
 from tests.providers.asking import request
 from tests.providers.dialects import DIALECTS, named
 from tests.providers.fake_chat import ChatDialect
@@ -177,6 +180,45 @@ async def test_a_vendor_that_hangs_up_without_a_word_was_not_reached() -> None:
         tasks.cancel_scope.cancel()
 
 
+async def unreached(url: str, *, trusting: ssl.SSLContext | bool) -> None:
+    """Ask *url*, which must count as not reached, by calls as by probes."""
+    async with opened(CHAT, url) as model, httpx2.AsyncClient(base_url=url, verify=trusting) as client:
+        model._http = Http(client, "it")
+        problem = (await failure(model, Retry(5, 0))).problem
+        assert (problem.code, problem.retryable) == ("PROVIDER_UNREACHABLE", True)
+        assert await probed(model) == "PROVIDER_UNREACHABLE"
+
+
+async def test_a_vendor_whose_authority_is_unknown_was_not_reached(tmp_path: Path) -> None:
+    papers = papers_for(tmp_path / "papers", "localhost")
+    async with machine(lambda _: reply(OK, CHAT), papers.shown()) as told:
+        await unreached(told.url, trusting=True)
+    assert told.asked == []
+
+
+async def test_a_vendor_that_wants_a_certificate_of_ours_was_not_reached(tmp_path: Path) -> None:
+    papers = papers_for(tmp_path / "papers", "localhost")
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+
+    async def refuse(stream: SocketStream) -> None:
+        """Shake hands up to the certificate that is missing; by then the client holds the connection for good."""
+        received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = papers.shown(to=papers.authority).wrap_bio(received, sent, server_side=True)
+        async with stream:
+            with suppress(anyio.EndOfStream):
+                while True:
+                    with suppress(ssl.SSLError):  # it wants to read more, or has refused
+                        server.do_handshake()
+                    await stream.send(sent.read())
+                    received.write(await stream.receive())
+
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, refuse)
+        trusting = ssl.create_default_context(cafile=papers.authority)
+        await unreached(f"https://localhost:{port_of(listener)}/", trusting=trusting)
+        tasks.cancel_scope.cancel()
+
+
 async def probed(model: ApiModel) -> str:
     """The code that discovery shows for *model*."""
     async with Discovery({model.info.id: model}) as discovery:
@@ -200,6 +242,7 @@ BIG = b'{"choices":[{"delta":{"content":"' + b"x" * 1_900_000 + b'"}}]}'
         (Reply(parts=[b"{"], content_type="application/json"), "INVALID_PROVIDER_RESPONSE"),
         (Reply(parts=[b"<html>"], content_type="text/html"), "INVALID_PROVIDER_RESPONSE"),
         (Reply(204, content_type="text/plain"), "INVALID_PROVIDER_RESPONSE"),
+        (Reply(parts=[b'{"\xff"'], content_type="application/json"), "INVALID_STREAM"),
         (Reply(parts=[b"{}"], content_type="application/json", end="cut"), "INTERNAL_ERROR"),
         (Reply(parts=[event(b"\xff")]), "INVALID_STREAM"),
         (Reply(parts=[event(b"{}")]), "INVALID_PROVIDER_RESPONSE"),
@@ -215,15 +258,40 @@ async def test_what_a_vendor_may_send_is_bounded(sent: Reply, code: str) -> None
     assert (problem.code, problem.retryable) == (code, False)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS, ids=named)
+async def test_a_stream_that_goes_wrong_midway_has_its_code_whoever_speaks(dialect: Dialect) -> None:
+    good = reply(Answer(thought="Hm.", text=("Half ",), end="cut"), dialect)
+
+    def going(rest: bytes, **more: Any) -> Reply:
+        return good._replace(parts=[*good.parts, rest], **{"end": "whole", **more})
+
+    wrong = [
+        (going(b"data: {\r\n\r\n"), "INVALID_PROVIDER_RESPONSE"),
+        (going(b"data: [1]\n\n"), "INVALID_PROVIDER_RESPONSE"),
+        (going(b"data: \xff\n\n"), "INVALID_STREAM"),
+        (going(b"data: " + b"x" * 2_000_000, end="silence"), "RESPONSE_TOO_LARGE"),
+        (going(b"data: {", end="cut"), "INTERNAL_ERROR"),
+        (going(b": bye", end="close"), "INCOMPLETE_STREAM"),
+    ]
+    async with asking(in_turn(*(sent for sent, _ in wrong)), dialect) as (model, _):
+        for _, code in wrong:
+            heard = Heard()
+            with pytest.raises(Failed) as caught:
+                await model.complete(request(), heard.context())
+            assert (caught.value.problem.code, caught.value.problem.retryable) == (code, False)
+            assert heard.text == "Half "
+
+
 async def test_a_header_without_an_end_is_no_answer() -> None:
     async with asking(lambda _: Reply(headers=("X-Long: " + "x" * 200_000,))) as (model, _):
         assert (await failure(model)).problem.code == "PROVIDER_UNREACHABLE"
 
 
-async def test_text_is_shown_as_it_trickles_in() -> None:
+@pytest.mark.parametrize("dialect", DIALECTS, ids=named)
+async def test_text_is_shown_as_it_trickles_in(dialect: Dialect) -> None:
     heard = Heard()
-    trickle = reply(Answer(text=("One ", "two ", "three")), CHAT)._replace(every=40, pause_s=0.001)
-    async with asking(lambda _: trickle) as (model, _):
+    trickle = reply(Answer(text=("One ", "two ", "three")), dialect)._replace(every=90, pause_s=0.001)
+    async with asking(lambda _: trickle, dialect) as (model, _):
         turn = await model.complete(request(), heard.context())
     assert (heard.texts, turn.text) == (["One ", "two ", "three"], "One two three")
 

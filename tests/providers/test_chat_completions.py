@@ -88,13 +88,26 @@ def test_chunks_add_up() -> None:
         {"choices": [{"finish_reason": None}]},
         chunk({"content": "lo"}, usage={"prompt_tokens": 1}),
         STOP,
+        chunk({"content": None}),
         {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 1}}},
+        {"choices": [], "usage": None},
         DONE,
         b"what follows is not read",
     )
     assert (told.turn.text, told.texts, told.progress) == ("Hello", ["Hel", "lo"], 2)
     assert told.turn.usage == {"inputTokens": 5, "reasoningTokens": 1}
     assert told.turn.native is None
+
+
+@pytest.mark.parametrize(
+    ("total", "wrote"),
+    [(18, 13), (14, 9), (None, 9), (18.5, 9)],
+)
+def test_reasoning_is_part_of_the_output_even_where_it_is_counted_beside(total: Any, wrote: int) -> None:
+    counts = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": total}
+    usage = {**counts, "completion_tokens_details": {"reasoning_tokens": 4}}
+    told = folded(CHAT, STOP, {"choices": [], "usage": usage}, DONE).turn.usage
+    assert told == {"inputTokens": 5, "outputTokens": wrote, "reasoningTokens": 4}
 
 
 def test_calls_grow_by_their_index() -> None:

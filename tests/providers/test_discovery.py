@@ -144,12 +144,42 @@ async def test_without_a_listing_the_configured_models_are_shown(models: Any, ca
     assert one["health"]["status"] == "unauthenticated"
 
 
+STATUSES = {
+    "ready": {"CATALOG_AVAILABLE"},
+    "unauthenticated": {"AUTH_REQUIRED", "AUTH_REJECTED", "CLI_AUTH_REQUIRED"},
+    "unsupported": {"ACCESS_DENIED", "DISCOVERY_UNSUPPORTED", "CLI_UPGRADE_REQUIRED"},
+    "unavailable": {
+        "RATE_LIMITED",
+        "PROVIDER_UNREACHABLE",
+        "INVALID_DISCOVERY_RESPONSE",
+        "CLI_UNAVAILABLE",
+        "DISCOVERY_TIMEOUT",
+        "DISCOVERY_FAILED",
+    },
+    "unknown": {"CLI_SESSION_PRESENT", "CLI_CATALOG_AVAILABLE", "CLI_STATUS_UNKNOWN"},
+}
+
+
+async def test_an_instance_stands_as_the_code_of_its_probe_says() -> None:
+    assert {code for codes in STATUSES.values() for code in codes} == listing.VERDICTS.keys()
+    for status, codes in STATUSES.items():
+        for code in codes:
+            health = (await shown(telling(Probe(code, ()))))["health"]
+            assert (health["status"], health["code"]) == (status, code)
+            assert health["message"]
+
+
+def test_a_probe_is_given_as_long_as_the_protocol_says() -> None:
+    assert Intervals() == Intervals(ttl_ms=30_000, min_ms=1_000, timeout_ms=5_000)
+
+
 async def test_optional_members_are_shown_where_there_is_something_to_show() -> None:
     info = named("p", input_media_types={"demo": ("image/png",)}, usage_stat_id="stat")
     connection = {
         "source": "provider-api",
-        "runtime": {"name": " cli ", "version": "1", "extra": 1},
+        "runtime": {"name": " \ufeffcli\u3000\ufeff ", "version": "1\n", "extra": 1},
         "account": {"status": "signed-in", "email": "a@example.org", "name": " ", "method": None},
+        "checkedAt": "tomorrow",
     }
     one = await shown(telling(Probe("CLI_SESSION_PRESENT", connection=connection), info))
     assert one["inputMediaTypes"] == {"demo": ["image/png"]}
@@ -160,6 +190,34 @@ async def test_optional_members_are_shown_where_there_is_something_to_show() -> 
         "runtime": {"name": "cli", "version": "1"},
         "account": {"status": "signed-in", "email": "a@example.org"},
     }
+
+
+@pytest.mark.parametrize(
+    ("part", "member", "most"),
+    [
+        ("runtime", "name", 100),
+        ("runtime", "version", 80),
+        ("account", "method", 80),
+        ("account", "email", 320),
+        ("account", "name", 200),
+        ("account", "subscription", 120),
+    ],
+)
+async def test_what_a_probe_tells_of_its_connection_has_bounds(part: str, member: str, most: int) -> None:
+    common = {"runtime": {"name": "cli", "version": "1"}, "account": {"status": "unknown"}}
+    for text, fits in (("x" * most, True), ("x" * (most + 1), False), ("\U0001f600" * (most // 2 + 1), False)):
+        told = {"source": "native-runtime", part: common[part] | {member: f" {text} "}}
+        one = await shown(telling(Probe("CLI_SESSION_PRESENT", connection=told)))
+        assert ("connection" in one) == fits
+        assert one["health"]["code"] == ("CLI_SESSION_PRESENT" if fits else "INVALID_DISCOVERY_RESPONSE")
+
+
+async def test_a_connection_is_shown_with_every_outcome_that_its_probe_tells() -> None:
+    for code in listing.VERDICTS:
+        probe = Probe(code, ("a",), connection={"source": "provider-api"})
+        one = await shown(telling(probe))
+        assert one["connection"] == {"source": "provider-api", "checkedAt": one["health"]["checkedAt"]}
+    assert "connection" not in await shown(telling(Probe("CATALOG_AVAILABLE", ("a",))))
 
 
 @pytest.mark.parametrize(

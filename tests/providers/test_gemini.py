@@ -114,6 +114,7 @@ def test_chunks_add_up_until_the_stream_ends() -> None:
         {"candidates": [{"finishReason": None}]},
         STOP,
         {"candidates": [], "usageMetadata": {"promptTokenCount": 5, "totalTokenCount": 9}},
+        chunk(),
     )
     assert (told.turn.text, told.texts, told.progress) == ("Hello", ["Hello"], 2)
     assert told.turn.usage == {"inputTokens": 5, "outputTokens": 4}

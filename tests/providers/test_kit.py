@@ -13,7 +13,7 @@ from typing_extensions import override
 from actors.errors import Failed
 from actors.ports import Model, ModelContext, ModelRequest, Probe, ProviderInfo, Retry, Turn
 from providers import kit
-from providers.kit import SECRET, Answer
+from providers.kit import SECRET, Answer, conformance
 from tests.providers.fake_openai import ResponsesDialect
 from tests.providers.fake_vendor import FakeStage, Playing
 
@@ -142,7 +142,7 @@ async def test_all_cases_are_put_to_an_adapter_but_those_left_out() -> None:
 
 
 async def test_a_case_that_does_not_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(conformance, "DEADLINE_S", 0.05)
 
     async def never(_: kit.Stage) -> None:
         await anyio.sleep_forever()

@@ -118,7 +118,9 @@ def test_a_schema_goes_to_the_vendor_if_its_own_mode_can_take_it() -> None:
 
 
 def test_the_final_object_has_the_last_word() -> None:
-    output = [{"type": "reasoning", "summary": []}, message(text("Hel"), text("lo")), message(text("!"))]
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    other = {"type": "custom_tool_call", "call_id": "c9", "name": "shell", "input": "ls"}
+    output = [thought, message(text("Hel"), text("lo")), other, message(text("!"))]
     told = folded(
         OPENAI,
         {"type": "response.created", "response": {"status": "in_progress"}},
@@ -130,7 +132,7 @@ def test_the_final_object_has_the_last_word() -> None:
         final(output, usage={"input_tokens": 5, "output_tokens": 3}),
         {"type": "error"},
     )
-    assert (told.turn.text, told.texts, told.progress) == ("Hello!", ["Hello!"], 2)
+    assert (told.turn.text, told.texts, told.progress, told.turn.tool_calls) == ("Hello!", ["Hello!"], 2, ())
     assert told.turn.usage == {"inputTokens": 5, "outputTokens": 3}
     assert msgspec.json.decode(told.turn.native or b"") == output
 
@@ -155,6 +157,12 @@ def test_usage_is_what_the_vendor_tells(usage: Any, told: Any) -> None:
 @pytest.mark.parametrize("tokens", [-1, "4", True, [], -0.5])
 def test_a_count_that_is_none_is_malformed(tokens: Any) -> None:
     assert code(OPENAI, final([], usage={"input_tokens": tokens})) == "INVALID_PROVIDER_RESPONSE"
+
+
+@pytest.mark.parametrize("tokens", [b"1e999", b"NaN", b"-1e-9"])
+def test_a_count_that_is_not_finite_is_malformed(tokens: bytes) -> None:
+    whole = b'{"status":"completed","output":[],"usage":{"input_tokens":%b}}' % tokens
+    assert whole_code(OPENAI, whole) == "INVALID_PROVIDER_RESPONSE"
 
 
 @pytest.mark.parametrize(

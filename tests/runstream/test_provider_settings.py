@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import anyio
 import msgspec
@@ -220,12 +221,17 @@ async def test_instances_are_shown_as_a_table(
     assert [one["id"] for one in listed] == ["gpt", "keyless"]
 
 
+def kept_for(folder: Path) -> dict[str, str]:
+    """The environment of a user whose home is *folder*."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RUNSTREAM_", "OPENAI_", "XDG_"))}
+    return kept | {"HOME": str(folder)}
+
+
 async def ran(folder: Path, *words: str, **environ: str) -> tuple[int, str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RUNSTREAM_", "OPENAI_"))}
     with anyio.fail_after(DEADLINE_S):
         done = await anyio.run_process(
             [sys.executable, "-m", "runstream", *words],
-            env=kept | {"HOME": str(folder), **environ},
+            env=kept_for(folder) | environ,
             cwd=folder,
             check=False,
         )
@@ -249,6 +255,20 @@ async def test_a_newcomer_gets_a_streamed_answer_from_a_server_or_with_a_key(tmp
     assert "".join(event["text"] for event in events if event["type"] == "text.delta") == "A streamed answer."
     assert told.asked[-1].headers["authorization"] == "Bearer key-of-mine"
     assert "key-of-mine" not in out
+
+
+async def test_a_person_is_told_the_run_that_an_answer_belongs_to(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "runstream", "run", "--model", "whole", "Hello"]
+    shown, terminal = os.openpty()
+    try:
+        with anyio.fail_after(DEADLINE_S):
+            done = await anyio.run_process(words, stderr=terminal, env=kept_for(tmp_path), cwd=tmp_path)
+        word, told = os.read(shown, 4_096).decode().split()
+    finally:
+        os.close(shown)
+        os.close(terminal)
+    assert done.stdout == b"Answered in one piece.\n"
+    assert (word, str(UUID(told))) == ("run", told)
 
 
 async def test_what_cannot_be_asked_is_told_in_one_line(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from runstream.provider_settings import ProviderSettings
 from runstream.settings import Settings
 from runstream.tools import Toolbox, load
 from tests.providers.dialects import DIALECTS, named
+from tests.providers.fake_gemini import GeminiWithoutIds
 from tests.providers.fake_http import Asked, Machine, Reply, machine
 from tests.providers.fake_vendor import Dialect, reply
 from tests.runstream.servers import emptied, valkey
@@ -113,7 +114,7 @@ async def events_of(host: Host, document: Mapping[str, Any], decider: Host | Non
     return seen
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=named)
+@pytest.mark.parametrize("dialect", [*DIALECTS, GeminiWithoutIds()], ids=lambda one: type(one).__name__)
 async def test_a_call_that_is_approved_on_another_node_goes_on_where_its_model_is(
     dialect: Dialect, valkey: Endpoint, tmp_path: Path
 ) -> None:
