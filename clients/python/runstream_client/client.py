@@ -11,7 +11,7 @@ from typing_extensions import override
 from runstream_client import calls
 from runstream_client.calls import Call
 from runstream_client.core import Core, Reading, options_of
-from runstream_client.errors import ClientError, Misuse
+from runstream_client.errors import Misuse
 from runstream_client.events import Approval, RunEvent
 from runstream_client.groups import Approvals, Jobs, Management, Retrieval, Runs, Sessions, Tools
 from runstream_client.hands import Hands, Tool
@@ -45,17 +45,16 @@ class EventStream(Iterator[RunEvent]):
         """What to `follow` the run with from here on."""
         return self._source.cursor
 
+    @property
+    def _ended(self) -> bool:
+        return self._source.last is not None and self._source.last.ends
+
     @override
     def __next__(self) -> RunEvent:
         """Wait for the next event; ends after the last one of the run."""
         if self._closed:
             raise Misuse("STREAM_CLOSED", "the stream was closed")
-        try:
-            return next(self._running)
-        except ClientError:
-            if self._closed:
-                raise Misuse("STREAM_CLOSED", "the stream was closed") from None
-            raise
+        return next(self._running)
 
     def result(self) -> RunResult:
         """Read to the end, and return what the run came to.
@@ -63,8 +62,9 @@ class EventStream(Iterator[RunEvent]):
         Raises:
             RunError: it ended without a result.
         """
-        for _ in self:
-            pass
+        if not self._ended:
+            for _ in self:
+                pass
         return result_of(self._source.last)
 
     def close(self) -> None:
@@ -116,7 +116,8 @@ class Client:
         """Run, and return the result.
 
         Raises:
-            Refused: the host said no, or the run ended without a result.
+            Refused: the host said no, or the run ended without a result: an answer without a stream tells both alike
+                (runs §1). `stream(request).result()` tells them apart, for it raises `RunError` for the second.
         """
         return self._ask(calls.run(request))
 
