@@ -47,7 +47,7 @@ SCRIPTS: dict[str, Any] = {
 }
 README = Path(__file__).parents[2] / "clients" / "python" / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-SAYS = ("Hello there", "stop", "up to", "three books about tides", "run.completed")
+SAYS = ("Hello there", "stop", "up to", "three books about tides", "tides on the second shelf", "run.completed")
 """What each example of the client's README prints among other things."""
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
