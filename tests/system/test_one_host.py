@@ -16,18 +16,17 @@ from tests.system.processes import (
     POLL_S,
     Host,
     alive,
-    asking,
     served,
     settings_text,
     told,
     types,
     until,
 )
-from tests.system.users import User, first, raw, rest
+from tests.system.users import User, asking_for, first, raw, rest
 
 pytestmark = pytest.mark.anyio
 
-KEYED: Any = asking("endless", idempotencyKey="k-killed")
+KEYED = asking_for("endless", idempotencyKey="k-killed")
 
 
 async def test_a_killed_host_finds_its_run_again_and_closes_it_and_a_stopped_one_ends_its_streams(folder: Path) -> None:
@@ -66,7 +65,7 @@ async def _closed(settings: Path, run_id: str, shown: list[Any]) -> None:
 
 async def _stopped(host: Host) -> None:
     """A host that is told to end lets its streams end by themselves, and is gone soon after."""
-    document: Any = asking("endless")
+    document = asking_for("endless")
     ends: list[RunEvent] = []
     begun: list[int] = []
     async with User(host) as user, anyio.create_task_group() as tasks:

@@ -14,7 +14,7 @@ from runstream_client.transport import pool_options
 from typing_extensions import override
 
 from tests.host_rules import host_answer, host_headers, host_rules, values
-from tests.system.processes import Host, token_of
+from tests.system.processes import Host, asking, token_of
 
 ENDS = (b"event: run.completed\n", b"event: run.failed\n", b"event: run.cancelled\n")
 RETRY = b"retry: "
@@ -113,6 +113,11 @@ class User(AsyncClient):
         if kind is None:
             for heard in self.heard:
                 await heard.judge()
+
+
+def asking_for(model: str, text: str = "hello", **members: Any) -> Any:
+    """A run of one of the scripts."""
+    return asking(model, text, **members)
 
 
 async def first(stream: AsyncEventStream, count: int) -> list[RunEvent]:
