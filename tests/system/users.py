@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any
 
 import httpcore
-from runstream_client import AsyncClient, AsyncEventStream, RunEvent
+from runstream_client import AsyncClient, AsyncEventStream, ClientError, RunEvent
 from runstream_client.transport import pool_options
 from typing_extensions import override
 
 from tests.host_rules import host_answer, host_headers, host_rules, values
 from tests.system.processes import Host, asking, token_of
+from tests.system.proxy import Proxy
 
 ENDS = (b"event: run.completed\n", b"event: run.failed\n", b"event: run.cancelled\n")
 RETRY = b"retry: "
@@ -40,6 +41,11 @@ class Heard:
     def has_ended(self) -> bool:
         """Whether a run ended in it."""
         return any(end in self.body for end in ENDS)
+
+    @property
+    def port(self) -> int:
+        """Where it was asked for."""
+        return int(self._request.url.port)
 
     async def judge(self) -> None:
         """Raise `AssertionError` if no host may send it, as far as it came."""
@@ -97,10 +103,11 @@ class _Pool(httpcore.AsyncConnectionPool):
 
 
 class User(AsyncClient):
-    """Somebody who uses *hosts*; whatever was sent to them is judged when they leave."""
+    """Somebody who uses *hosts*, or ways to them; whatever was sent to them is judged when they leave."""
 
-    def __init__(self, *hosts: Host, subject: str = "ann", **options: Any) -> None:
-        urls = [f"http://127.0.0.1:{host.target.port}" for host in hosts]
+    def __init__(self, *hosts: Host | Proxy, subject: str = "ann", **options: Any) -> None:
+        ports = [host.port if isinstance(host, Proxy) else host.target.port for host in hosts]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
         super().__init__(urls, token=token_of(subject), **options)
         self.heard: list[Heard] = []
         self._driver.pool = _Pool(self.heard)
@@ -110,7 +117,7 @@ class User(AsyncClient):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await super().__aexit__(kind, error, at)
-        if kind is None:
+        if kind is None or issubclass(kind, ClientError):
             for heard in self.heard:
                 await heard.judge()
 
