@@ -1,10 +1,10 @@
-"""The client that blocks."""
+"""The client that blocks, made of `async_client` by `tools/blocking.py`."""
 
 import contextlib
 import ssl
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from typing_extensions import override
 
@@ -24,6 +24,7 @@ from runstream_client.sync_driver import Driver, Errands
 from runstream_client.wire import Token
 
 T = TypeVar("T")
+Approver: TypeAlias = Callable[[Approval], Decision | None]
 
 
 class EventStream(Iterator[RunEvent]):
@@ -31,8 +32,8 @@ class EventStream(Iterator[RunEvent]):
 
     def __init__(self, driver: Driver, reading: Reading) -> None:
         self._source = reading.source
-        self._errands = Errands(driver)
-        self._running: Generator[RunEvent, None, None] = self._errands.run(reading.flow)
+        self._errands = Errands(driver, reading.flow)
+        self._running: Generator[RunEvent] = self._errands.run()
         self._closed = False
 
     @property
@@ -130,7 +131,7 @@ class Client:
         request: RunRequest,
         *,
         tools: Sequence[Tool] = (),
-        approve: Callable[[Approval], Decision | None] | None = None,
+        approve: Approver | None = None,
     ) -> EventStream:
         """Run, and while the events are read, execute the run's *tools* and have *approve* decide about its calls."""
         return self._read(self._core.work(request, Hands(tools=tools, approve=approve)))
@@ -141,7 +142,7 @@ class Client:
         cursor: str = "",
         *,
         tools: Sequence[Tool] = (),
-        approve: Callable[[Approval], Decision | None] | None = None,
+        approve: Approver | None = None,
     ) -> EventStream:
         """Read the events of a run after *cursor*, and work for it where there are *tools* or *approve*."""
         hands = Hands(tools=tools, approve=approve) if tools or approve else None

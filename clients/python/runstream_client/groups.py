@@ -1,4 +1,4 @@
-"""The calls of the client that blocks, by what they are about; each says which of `calls` it is, and nothing else."""
+"""The calls of the client that blocks, made of `async_groups` by `tools/blocking.py`."""
 
 from typing import Any, Protocol, TypeVar
 

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpcore
 from typing_extensions import override
@@ -27,7 +27,7 @@ class Driver:
         self.bases = bases
         self.token = token
         self.closed = False
-        self._running: weakref.WeakSet[Errands] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Errands[Any]] = weakref.WeakSet()
         self._joining = threading.Lock()
         self._limits = _Limits()
         self.pool = httpcore.ConnectionPool(network_backend=self._limits, **pool_options(tls))
@@ -41,15 +41,14 @@ class Driver:
             errands.cut()
         self.pool.close()
 
-    def join(self, errands: "Errands") -> None:
+    def join(self, errands: "Errands[Any]") -> None:
         """Remember *errands*, which end when the client is closed."""
         with self._joining:
             self._running.add(errands)
 
     def ask(self, flow: Flow[T]) -> T:
         """Run a flow that delivers nothing on the way."""
-        errands = Errands(self)
-        running = errands.run(flow)
+        running = Errands(self, flow).run()
         try:
             while True:
                 next(running)
@@ -57,30 +56,31 @@ class Driver:
             value: T = end.value
             return value
 
-    def within(self, errands: "Errands", deadline_s: float | None) -> contextlib.AbstractContextManager[None]:
+    def within(self, errands: "Errands[Any]", deadline_s: float | None) -> contextlib.AbstractContextManager[None]:
         """Let every read of this thread end by then, and when *errands* are cut."""
         return self._limits.within(errands, deadline_s)
 
 
-class Errands:
+class Errands(Generic[T]):
     """Runs one flow, and holds the answers that it has open."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, flow: Flow[T]) -> None:
         self._driver = driver
+        self._flow = flow
         self._open: list[Opened] = []
         self._cut = threading.Event()
         self._read_now: socket.socket | None = None
         self._reading = threading.Lock()
         driver.join(self)
 
-    def run(self, flow: Flow[T]) -> Generator[Any, None, T]:
-        """Yield what *flow* delivers; whenever this ends, nothing stays open."""
+    def run(self) -> Generator[Any, None, T]:
+        """Yield what the flow delivers; whenever this ends, nothing stays open."""
         outcome: Any = None
         failure: Exception | None = None
         try:
             while True:
                 try:
-                    effect = flow.send(outcome) if failure is None else flow.throw(failure)
+                    effect = self._flow.send(outcome) if failure is None else self._flow.throw(failure)
                 except StopIteration as end:
                     value: T = end.value
                     return value
@@ -188,7 +188,7 @@ class _Limits(httpcore.SyncBackend):
         self._thread = threading.local()
 
     @contextlib.contextmanager
-    def within(self, errands: Errands, deadline_s: float | None) -> Generator[None]:
+    def within(self, errands: Errands[Any], deadline_s: float | None) -> Generator[None]:
         self._thread.errands, self._thread.deadline_s = errands, deadline_s
         try:
             yield
@@ -197,7 +197,7 @@ class _Limits(httpcore.SyncBackend):
 
     def read(self, stream: httpcore.NetworkStream, max_bytes: int, timeout: float | None) -> bytes:
         """Read for the thread that asks."""
-        errands: Errands = self._thread.errands
+        errands: Errands[Any] = self._thread.errands
         with errands.reading(stream.get_extra_info("socket")):
             return stream.read(max_bytes, self._left_s(timeout))
 

@@ -1,16 +1,12 @@
 """Tickets are executed and reviews decided while a run is read; and the events of a job come without pages."""
 
-import inspect
 import logging
 from typing import Any
 
 import pytest
 
 from runstream_client import (
-    AsyncClient,
-    AsyncEventStream,
     Client,
-    EventStream,
     Misuse,
     ProtocolBroken,
     Refused,
@@ -361,23 +357,3 @@ def test_a_page_of_a_run_goes_on_to_its_end_and_not_further(
         else:
             with pytest.raises(ProtocolBroken, match="INVALID_RESPONSE"):
                 either.done(client.runs.page, RUN_ID, "1.d1")
-
-
-def test_both_clients_have_the_same_calls() -> None:
-    blocking, awaiting = Client("http://127.0.0.1:1", token="t"), AsyncClient("http://127.0.0.1:1", token="t")
-    pairs: list[tuple[Any, Any]] = [(Client, AsyncClient), (EventStream, AsyncEventStream)]
-    groups = [name for name, value in vars(blocking).items() if not name.startswith("_")]
-    pairs += [(type(getattr(blocking, name)), type(getattr(awaiting, name))) for name in groups]
-    assert len(pairs) == 9
-    for one, two in pairs:
-        assert _surface(one) == _surface(two)
-        assert inspect.getdoc(one) == inspect.getdoc(two) or "threads may share it" in (inspect.getdoc(one) or "")
-
-
-def _surface(kind: Any) -> dict[str, Any]:
-    """Names and signatures, with what differs by nature taken out."""
-    found = {name: value for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
-    return {
-        name: [(one.name, one.kind, one.default) for one in inspect.signature(value).parameters.values()]
-        for name, value in found.items()
-    }
