@@ -20,12 +20,14 @@ from runstream_client import (
     Patience,
     Refused,
     Unreachable,
+    flows,
     wire,
 )
+from runstream_client.conformance.cases import compact
 from runstream_client.conformance.peer import DEADLINE_S, Peer, Reply, events, json_of
 
 from .conftest import TOKEN, Either
-from .telling import COMPLETED, REQUEST, RESUMED, RUN, STARTED, answer, delta, framed, numbered, refusal, stream
+from .telling import COMPLETED, REQUEST, RESULT, RESUMED, RUN, STARTED, answer, delta, framed, numbered, refusal, stream
 
 PROTOCOL = {"protocol": "agenticdriver", "version": "1.0", "supportedVersions": ["1.0"], "features": []}
 HEAD = b"HTTP/1.1 200 OK\r\nAgenticDriver-Version: 1.0\r\nContent-Type: application/json\r\n"
@@ -148,7 +150,7 @@ def _dripped(listener: socket.socket) -> None:
 
 def test_a_stream_that_falls_silent_is_given_up_where_that_was_asked(either: Either, host: Peer) -> None:
     host.answering(stream(RUN[:1], ending="hold"))
-    with either.client(host.url, silence_s=0.2) as client:
+    with either.client(host.url, silence_s=1.0) as client:
         told, error = either.read(client.stream(REQUEST))
     assert ([event.type for event in told], error and error.code) == (["run.started"], "INCOMPLETE_STREAM")
 
@@ -175,6 +177,67 @@ def test_codes_and_members_of_later_hosts_are_kept(either: Either, host: Peer) -
     assert isinstance(error, Refused)
     assert (error.code, error.status, error.retryable, error.outcome) == ("LUNAR_ECLIPSE", 418, True, "uncertain")
     assert error.members["oldest"] == 7
+
+
+@pytest.mark.parametrize("status", [301, 307])
+def test_a_redirect_is_an_answer_and_nobody_is_asked_elsewhere(
+    either: Either, host: Peer, other: Peer, status: int
+) -> None:
+    lines = [("Location", other.url + "/v1/runs"), ("AgenticDriver-Version", "1.0")]
+    plain = Reply([compact(RESULT | {"runId": "r"})], status, [*lines, ("Content-Type", "application/json")])
+    host.answering(plain, Reply([framed(RUN)], status, [*lines, ("Content-Type", "text/event-stream")]))
+    with either.client(host.url) as client:
+        for function in (lambda: either.done(client.run, REQUEST), lambda: either.done(client.stream(REQUEST).result)):
+            with pytest.raises(Refused, match="HTTP_ERROR") as refused:
+                function()
+            assert (refused.value.status, refused.value.retryable) == (status, False)
+    assert (len(host.asked), other.asked) == (2, [])
+
+
+@pytest.mark.parametrize(("more", "code"), [(0, "LONG"), (1, "HTTP_ERROR")])
+def test_an_error_may_have_exactly_the_greatest_size(either: Either, host: Peer, more: int, code: str) -> None:
+    told = compact({"error": {"code": "LONG", "message": "", "retryable": False}})
+    host.answering(Reply([told + b" " * (wire.ERROR_BYTES_MAX + more - len(told))], 500))
+    with either.client(host.url) as client:
+        assert raised(either, client.run, REQUEST).code == code
+
+
+def test_an_error_that_does_not_come_is_told_by_its_status(
+    either: Either, host: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "GET_S", 0.2)
+    host.answering(Reply(head=b"HTTP/1.1 503 No\r\nContent-Length: 99\r\n\r\n{", ending="hold"))
+    with either.client(host.url) as client:
+        error = raised(either, client.run, REQUEST)
+        assert host.left.wait(DEADLINE_S)
+    assert (error.code, error.retryable) == ("HTTP_ERROR", True)
+
+
+@pytest.mark.parametrize(
+    ("media", "code"),
+    [
+        ("TEXT/Event-Stream ;charset=x", ""),
+        ("text/event-streams", "INVALID_RESPONSE"),
+        ("application/json", "INVALID_RESPONSE"),
+        (None, "INVALID_RESPONSE"),
+    ],
+)
+def test_a_stream_says_that_it_is_one(either: Either, host: Peer, media: str | None, code: str) -> None:
+    host.answering(Reply([framed(RUN)], headers=[("Content-Type", media)] if media else []))
+    with either.client(host.url) as client:
+        told, error = either.read(client.stream(REQUEST))
+    assert (len(told), error.code if error else "") == (0 if code else 4, code)
+
+
+@pytest.mark.parametrize(("more", "code"), [(0, ""), (1, "RESPONSE_TOO_LARGE")])
+def test_an_answer_may_have_exactly_the_greatest_size(either: Either, host: Peer, more: int, code: str) -> None:
+    told = compact(PROTOCOL)
+    host.answering(json_of(told + b" " * (wire.BODY_BYTES_MAX + more - len(told))))
+    with either.client(host.url) as client:
+        if code:
+            assert raised(either, client.protocol).code == code
+        else:
+            assert either.done(client.protocol).version == "1.0"
 
 
 def test_what_needs_a_stream_is_refused_before_it_is_sent(either: Either, host: Peer) -> None:

@@ -138,7 +138,7 @@ def test_patience_ends(either: Either, host: Peer, other: Peer) -> None:
 def test_a_node_that_fell_silent_is_left(either: Either, host: Peer, other: Peer) -> None:
     host.answering(stream(RUN[:2], ending="hold"))
     other.answering(stream(RUN[2:]))
-    with either.client(host.url, other.url, patience=Patience(first_s=0.001, silence_s=0.2)) as client:
+    with either.client(host.url, other.url, patience=Patience(first_s=0.001, silence_s=1.0)) as client:
         told, error = either.read(client.stream(RESUMED))
     assert (error, [event.raw for event in told]) == (None, RUN)
     assert host.left.is_set()
