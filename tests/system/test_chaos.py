@@ -19,11 +19,12 @@ from typing import Any, Literal
 
 import anyio
 import pytest
+from runstream_client import RunEvent, TextDelta
+from runstream_client.reading import result_of
 
 from eventstore.link import Link
 from tests import clocks, history
 from tests.history import History, Kept, Owned
-from tests.host_rules import host_rules
 from tests.http_client import fetch
 from tests.system import looks
 from tests.system.chaos_client import Notes
@@ -31,7 +32,8 @@ from tests.system.chaos_faults import Harm
 from tests.system.chaos_work import SCRIPTS, Working
 from tests.system.cluster import drawn
 from tests.system.house import House, Shape, house_in
-from tests.system.processes import LEASE_MS, POLL_S, Reading, asking, gathered, streamed, streaming, types, until
+from tests.system.processes import LEASE_MS, POLL_S, gathered, until
+from tests.system.users import User, asking_for, first, rest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.repo]
 
@@ -142,18 +144,17 @@ async def _history(house: House, notes: Notes, owned: list[Owned], link: Link) -
 async def test_no_stream_ends_of_an_outage_longer_than_the_lease(
     built: Houses, lease_ms: int, outage_s: float, streams: int, scripts: dict[str, Any]
 ) -> None:
-    document = asking("ticking")
     async with built(Shape(scripts, SUBJECTS, hosts=2, lease_ms=lease_ms, off_s=OFF_S)) as house:
-        raw: list[bytes] = []
+        runs: list[list[RunEvent]] = []
         begun = 0
 
         async def read(number: int) -> None:
             nonlocal begun
-            async with streaming(house.host(number % 2), document, SUBJECTS[number % 4]) as stream:
-                reading = Reading(stream)
-                await reading.until(3)
+            user = User(house.host(number % 2), subject=SUBJECTS[number % 4])
+            async with user, user.stream(asking_for("ticking")) as stream:
+                events = await first(stream, 3)
                 begun += 1
-                raw.append(await reading.rest())
+                runs.append(events + await rest(stream))
 
         async with anyio.create_task_group() as tasks:
             for number in range(streams):
@@ -162,21 +163,19 @@ async def test_no_stream_ends_of_an_outage_longer_than_the_lease(
             with house.servers.frozen():
                 began_s = time.monotonic()
                 await until(lambda: time.monotonic() > began_s + outage_s)
-                assert raw == []
-        for events in (host_rules(one, document) for one in raw):
-            last: Any = events[-1]
-            assert last["type"] == "run.completed", last
-            assert "".join(str(event["text"]) for event in events if event["type"] == "text.delta") == "tick " * TICKS
-            assert last["result"]["text"] == "tick " * TICKS
+                assert runs == []
+        for events in runs:
+            assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "tick " * TICKS
+            assert result_of(events[-1]).text == "tick " * TICKS
 
 
 async def test_a_paused_host_writes_nothing_after_its_leases_were_taken_over(built: Houses) -> None:
-    document = asking("ticking", resume={"graceMs": 60_000})
+    document = asking_for("ticking", resume={"graceMs": 60_000})
     async with built(Shape(TICKING | SCRIPTS, SUBJECTS, hosts=2, off_s=OFF_S)) as house, looks.connected(house) as link:
 
         async def begun(number: int) -> None:
-            async with streaming(house.host(0), document, SUBJECTS[number % 4]) as stream:
-                await Reading(stream).until(3)
+            async with User(house.host(0), subject=SUBJECTS[number % 4]) as user, user.stream(document) as stream:
+                await first(stream, 3)
 
         await gathered([partial(begun, number) for number in range(PAUSED)], PAUSED)
         house.host(0).signal(signal.SIGSTOP)
@@ -186,7 +185,8 @@ async def test_a_paused_host_writes_nothing_after_its_leases_were_taken_over(bui
             house.host(0).signal(signal.SIGCONT)
         lost = [one.actor for one in after if one.of("run.failed")]
         assert len(lost) == len(after) == PAUSED
-        assert types(await streamed(house.host(0), asking("say")))[-1] == "run.completed"
+        async with User(house.host(0)) as user:
+            assert (await user.stream(asking_for("say")).result()).text
         await _ready(house, 0)
         now = {one.actor: one for one in await looks.kept_in(link)}
         assert [now[one.actor] for one in after] == after

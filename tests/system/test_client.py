@@ -4,9 +4,10 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,15 +40,12 @@ SCRIPTS: dict[str, Any] = {
     "asking": {
         "turns": [{"text": "May I?", "tool_calls": [{"name": "sign", "arguments": {"n": 1}}]}, {"text": "done"}]
     },
-    "words": {"turns": [{"echo": True}]},
     "chatty": {"turns": [{"repeat": {"text": "x", "times": 300}}]},
-    "looking": {
-        "turns": [{"tool_calls": [{"name": "look_up", "arguments": {"query": "tides"}}]}, {"reply": "$result"}]
-    },
 }
 README = Path(__file__).parents[2] / "clients" / "python" / "README.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-SAYS = ("Hello there", "stop", "up to", "three books about tides", "run.completed")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+TOKEN = re.compile(r"^ {2}(\S+)$", re.MULTILINE)
+SAYS = ("Hello there", "stop", "up to", "three books about tides", "tides on the second shelf", "run.completed")
 """What each example of the client's README prints among other things."""
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -78,7 +76,7 @@ def two() -> Iterator[Two]:
 
 
 def _settings(socket: Path, state_dir: Path) -> str:
-    names = ("sign", "look_up")
+    names = ("sign",)
     grants: Any = {"providers": ("scripted",), "approve_tools": names, "jobs": ("submit", "read", "cancel")}
     grants["application_tools"] = tuple(map(ApplicationToolGrant, names))
     grants["sessions"] = ("create", "read", "continue", "delete")
@@ -177,16 +175,29 @@ async def test_a_job_with_people_in_it_is_worked_for_by_its_id(two: Two) -> None
 
 
 @pytest.mark.repo
-async def test_the_examples_of_the_client_run(two: Two) -> None:
-    environment = os.environ | {"RUNSTREAM_URL": two.urls[1], "RUNSTREAM_TOKEN": token_of("app")}
-    examples = BLOCK.findall(README.read_text(encoding="utf-8"))
-    assert len(examples) == len(SAYS)
-    for code, says in zip(examples, SAYS, strict=True):
-        with anyio.fail_after(DEADLINE_S):
-            words = [sys.executable, "-W", "error", "-c", code]
-            done = await anyio.run_process(words, env=environment, check=False)
-        assert done.returncode == 0, done.stderr.decode()
-        assert says in done.stdout.decode()
+async def test_the_examples_of_the_client_run_on_the_host_that_they_are_for(tmp_path: Path) -> None:
+    blocks = BLOCK.findall(README.read_text(encoding="utf-8"))
+    (settings,) = [text for kind, text in blocks if kind == "toml"]
+    (command,) = [line for _, text in blocks for line in text.splitlines() if "runstream token new" in line]
+    examples = [text for kind, text in blocks if kind == "python"]
+    words = command.removeprefix("$ runstream ").removesuffix(" >> host.toml").split()
+    token = await _said(["-m", "runstream", *words], os.environ)
+    path = tmp_path / "host.toml"
+    path.write_text(f"listen = {{ port = 0 }}\n{settings}{token.stdout.decode()}")
+    with served(path) as host:
+        found = {"RUNSTREAM_URL": f"http://127.0.0.1:{host.target.port}"}
+        found["RUNSTREAM_TOKEN"] = TOKEN.findall(token.stderr.decode())[0]
+        for code, says in zip(examples, SAYS, strict=True):
+            done = await _said(["-W", "error", "-c", code], os.environ | found)
+            assert says in done.stdout.decode()
+
+
+async def _said(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[bytes]":
+    """What a Python says to *words*."""
+    with anyio.fail_after(DEADLINE_S):
+        done = await anyio.run_process([sys.executable, *words], env=environment, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done
 
 
 async def test_a_host_keeps_what_the_conformance_of_hosts_asks_for(two: Two) -> None:

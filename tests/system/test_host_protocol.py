@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import anyio
 import pytest
+from runstream_client import RunCancelled
 
 import runstream
 from actors import ids
@@ -33,6 +34,7 @@ from tests.system.processes import (
     served,
     token_of,
 )
+from tests.system.users import User, asking_for, first, rest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.repo]
 
@@ -198,16 +200,13 @@ async def test_one_run_is_driven_through_both_protocols_at_once_on_two_nodes(hou
 
 
 async def _a_foreground_run_is_ended_through_the_host(wire: Host, desk: Desk) -> None:
-    body = json.dumps({"provider": "scripted", "model": "endless", "input": "x"}).encode()
-    headers = headers_of("ann", "text/event-stream")
-    async with opened(wire.target, "POST", "/v1/runs", headers, body, deadline_s=DEADLINE_S) as stream:
-        reading = Reading(stream)
-        (begun, *_) = await reading.until(4)
-        name = str(begun["runId"])
+    async with User(wire) as user, user.stream(asking_for("endless")) as stream:
+        (begun, *_) = await first(stream, 4)
+        name = begun.run_id
         view = await desk.done("get_run", {"runId": name})
         assert (view["status"], view["revision"]) == ("running", 2)
         await desk.done("cancel_run", {"runId": name, "expectedRevision": 2, "reason": "enough"})
-        assert b"run.cancelled" in await reading.rest()
+        assert isinstance((await rest(stream))[-1], RunCancelled)
     assert (await desk.done("get_run", {"runId": name}))["error"] == "enough"
 
 

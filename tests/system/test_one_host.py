@@ -8,46 +8,43 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from runstream_client import RunCancelled, RunEvent, RunFailed
 
-from tests.host_rules import host_rules
 from tests.system.processes import (
     DEADLINE_S,
     LEASE_MS,
     POLL_S,
-    Reading,
+    Host,
     alive,
-    asking,
-    frames,
     served,
     settings_text,
-    streamed,
-    streaming,
     told,
     types,
     until,
 )
+from tests.system.users import User, asking_for, first, raw, rest
 
 pytestmark = pytest.mark.anyio
 
-KEYED = asking("endless", idempotencyKey="k-killed")
+KEYED = asking_for("endless", idempotencyKey="k-killed")
 
 
 async def test_a_killed_host_finds_its_run_again_and_closes_it_and_a_stopped_one_ends_its_streams(folder: Path) -> None:
     settings = folder / "host.toml"
     settings.write_text(settings_text("local", None, folder / "state"))
     with served(settings) as host:
-        async with streaming(host, KEYED) as stream:
-            reading = Reading(stream)
-            shown = await reading.until(6)
+        async with User(host) as user, user.stream(KEYED) as stream:
+            shown = raw(await first(stream, 6))
             server = msgspec.json.decode((folder / "state" / "server.json").read_bytes())["pid"]
             host.signal(signal.SIGKILL)
             await host.exited()
         await until(lambda: not alive(server))
-    run_id = str(shown[0]["runId"])
     with served(settings) as host:
-        await _closed(settings, run_id, shown)
-        replay: list[Any] = await streamed(host, KEYED)
-        assert (types(replay)[-1], replay[-1]["error"]["code"]) == ("run.failed", "OPERATION_UNCERTAIN")
+        await _closed(settings, str(shown[0]["runId"]), shown)
+        async with User(host) as user:
+            replay = await rest(user.stream(KEYED))
+        assert isinstance(replay[-1], RunFailed)
+        assert replay[-1].error.code == "OPERATION_UNCERTAIN"
         await _stopped(host)
 
 
@@ -66,28 +63,25 @@ async def _closed(settings: Path, run_id: str, shown: list[Any]) -> None:
     assert log[-1]["event"]["type"] == "run.failed"
 
 
-async def _stopped(host: Any) -> None:
+async def _stopped(host: Host) -> None:
     """A host that is told to end lets its streams end by themselves, and is gone soon after."""
-    document = asking("endless")
-    raws: list[bytes] = []
+    document = asking_for("endless")
+    ends: list[RunEvent] = []
     begun: list[int] = []
-    async with anyio.create_task_group() as tasks:
+    async with User(host) as user, anyio.create_task_group() as tasks:
 
         async def watch() -> None:
-            async with streaming(host, document) as stream:
-                reading = Reading(stream)
-                await reading.until(3)
+            async with user.stream(document) as stream:
+                await first(stream, 3)
                 begun.append(1)
-                raws.append(await reading.rest())
+                ends.append((await rest(stream))[-1])
 
         for _ in range(5):
             tasks.start_soon(watch)
         await until(lambda: len(begun) == 5)
         host.signal(signal.SIGTERM)
-        await until(lambda: len(raws) == 5, DEADLINE_S)
+        await until(lambda: len(ends) == 5, DEADLINE_S)
     assert await host.exited() < 2
     assert host.process.returncode == 0
-    for raw in raws:
-        host_rules(raw, document)
-        last: Any = frames(raw)[-1]
-        assert (last["type"], last["error"]["code"]) == ("run.cancelled", "CANCELLED")
+    assert [end.error.code for end in ends if isinstance(end, RunCancelled)] == ["CANCELLED"] * 5
+    assert all(heard.is_whole and heard.has_ended for heard in user.heard)

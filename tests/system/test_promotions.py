@@ -11,13 +11,13 @@ from typing import Any
 
 import anyio
 import pytest
+from runstream_client import Approval, ApprovalRequested, Refused, RunResult
 
 from actors.viewing import digest_of
 from eventstore.link import Link
 from tests import history
 from tests.clocks import CLOCKS
 from tests.history import History, Kept, Owned, Read
-from tests.host_rules import host_rules
 from tests.http_client import fetch, opened
 from tests.strict_values import Object
 from tests.system import looks
@@ -25,8 +25,9 @@ from tests.system.chaos_client import Seen, nothing, taken
 from tests.system.chaos_work import SCRIPTS
 from tests.system.cluster import LOST, asking_once
 from tests.system.house import House, Shape, house_in
-from tests.system.processes import LEASE_MS, POLL_S, Host, Reading, asking, headers_of, streaming, until
+from tests.system.processes import LEASE_MS, POLL_S, Host, asking, headers_of, until
 from tests.system.servers import Pair
+from tests.system.users import User, asking_for, first
 
 pytestmark = [pytest.mark.anyio, pytest.mark.repo]
 
@@ -54,7 +55,7 @@ async def test_a_promoted_clock_that_is_off_takes_no_run_from_a_living_node_and_
     shape = Shape(TICKING | SCRIPTS, ("ann",), hosts=2, redis="pair", promoted_off_s=off_s)
     async with house_in(short_folder, shape) as house, looks.connected(house) as link:
         servers = await _joined(house)
-        owned, raw, asked = list[Owned](), list[bytes](), list[Any]()
+        owned, results, asked = list[Owned](), list[RunResult](), list[Any]()
         keyed = asking("ticking", idempotencyKey="once")
         waiting = [await _asked_for_review(house, *one) for one in (("soon", 20_000), ("late", 600_000))]
         before = await _times(link)
@@ -63,20 +64,17 @@ async def test_a_promoted_clock_that_is_off_takes_no_run_from_a_living_node_and_
             async with anyio.create_task_group() as tasks:
                 begun = [anyio.Event() for _ in range(2 * STREAMS + 1)]
                 for number in range(2 * STREAMS):
-                    tasks.start_soon(_read, house, number % 2, asking("ticking"), raw, begun[number])
-                tasks.start_soon(_read, house, 0, keyed, raw, begun[-1])
+                    tasks.start_soon(_read, house, number % 2, asking("ticking"), results, begun[number])
+                tasks.start_soon(_read, house, 0, keyed, results, begun[-1])
                 for one in begun:
                     await one.wait()
                 await servers.level()
                 await _promoted(house, servers)
                 over = anyio.Event()
                 tasks.start_soon(_asks_until, house, keyed, asked, over)
-                await until(lambda: len(raw) == len(begun))
+                await until(lambda: len(results) == len(begun))
                 over.set()
-            for events in (host_rules(one, asking("ticking")) for one in raw):
-                last: Any = events[-1]
-                assert last["type"] == "run.completed", last
-                assert last["result"]["text"] == "tick " * TICKS
+            assert {result.text for result in results} == {"tick " * TICKS}
             watching.cancel_scope.cancel()
         assert {(one.actor, one.epoch) for one in owned} == {(one.actor, 1) for one in owned}
         assert {answer["error"]["code"] for answer in asked if "error" in answer} == {"OPERATION_IN_PROGRESS"}
@@ -99,12 +97,11 @@ async def _promoted(house: House, servers: Pair) -> None:
     await house.proxy.leads_to(await servers.promoted())
 
 
-async def _read(house: House, number: int, document: Object, raw: list[bytes], begun: anyio.Event) -> None:
-    async with streaming(house.host(number), document) as stream:
-        reading = Reading(stream)
-        await reading.until(3)
+async def _read(house: House, number: int, document: Any, results: list[RunResult], begun: anyio.Event) -> None:
+    async with User(house.host(number)) as user, user.stream(document) as stream:
+        await first(stream, 3)
         begun.set()
-        raw.append(await reading.rest())
+        results.append(await stream.result())
 
 
 async def _asks_until(house: House, document: Object, answers: list[Any], over: anyio.Event) -> None:
@@ -115,47 +112,47 @@ async def _asks_until(house: House, document: Object, answers: list[Any], over: 
         await anyio.sleep(POLL_S)
 
 
-async def _asked_for_review(house: House, name: str, expires_ms: int) -> Any:
+async def _asked_for_review(house: House, name: str, expires_ms: int) -> Approval:
     """Begin a run that waits for a person for so long; what is asked."""
-    document = asking(
+    document = asking_for(
         "reviewed",
         name,
         tools=["reviewed"],
         approvals={"mode": "interactive", "idlePolicy": "pause", "expiresAfterMs": expires_ms},
         resume={"graceMs": 600_000},
     )
-    async with streaming(house.host(0), document) as stream:
-        reading = Reading(stream)
-        found: list[Any] = []
-        while not found:
-            found = [one for one in await reading.until(reading.raw.count(b"\n\n") + 1) if "approval" in one]
-    return found[0]["approval"]
+    async with User(house.host(0)) as user, user.stream(document) as stream:
+        async for event in stream:
+            if isinstance(event, ApprovalRequested):
+                return event.approval
+    raise AssertionError("nothing was asked")
 
 
-async def _decided_by_its_clock(house: House, link: Link, waiting: Sequence[Any], off_s: int) -> None:
+async def _decided_by_its_clock(house: House, link: Link, waiting: Sequence[Approval], off_s: int) -> None:
     """An expiry is a time of Redis: a clock that is ahead brings it nearer, one that is behind puts it off."""
     soon, late = waiting
     if off_s > 0:
-        run = await _settled(link, soon["runId"])
+        run = await _settled(link, soon.run_id)
         assert run.of("review.settled")[0]["outcome"] == "expired"
         assert run.of("review.settled")[0]["at_ms"] >= run.of("review.asked")[0]["expires_ms"]
         assert await _decided(house, soon) == (404, "APPROVAL_NOT_FOUND")
     else:
         assert await _decided(house, soon) == (200, "")
     assert await _decided(house, late) == (200, "")
-    ended = [late["runId"], *([] if off_s > 0 else [soon["runId"]])]
+    ended = [late.run_id, *([] if off_s > 0 else [soon.run_id])]
     kept = await _kept_until(link, lambda kept: all(one.ended for one in kept if one.actor in ended))
     assert [one.log[-1].kind for one in kept if one.actor in ended] == ["run.completed"] * len(ended)
 
 
-async def _decided(house: House, approval: Any) -> tuple[int, str]:
+async def _decided(house: House, approval: Approval) -> tuple[int, str]:
     """Approve through the other host; the status and the code, if it was refused."""
-    named = {"approvalId": approval["approvalId"], "runId": approval["runId"], "call": approval["call"]}
-    status, body = await asking_once(
-        house.host(1), "/v1/approvals/decisions", {**named, "decision": "approve"}, "ann", patience_s=20
-    )
-    told: Any = body
-    return status, "" if status == 200 else told["error"]["code"]
+    try:
+        async with User(house.host(1)) as user:
+            with anyio.fail_after(20):
+                await user.approvals.decide(approval, "approve")
+    except Refused as error:
+        return error.status, error.code
+    return 200, ""
 
 
 async def _settled(link: Link, run_id: str) -> Kept:
@@ -171,11 +168,11 @@ async def _times(link: Link) -> dict[str, list[int]]:
 
 async def _taken_over(house: House, link: Link) -> None:
     """Kill a host; what it had is another's, or over, within a lease and a second."""
-    async with streaming(house.host(1), asking("ticking", "the last")) as stream:
-        first: Any = (await Reading(stream).until(3))[0]
+    async with User(house.host(1)) as user, user.stream(asking_for("ticking", "the last")) as stream:
+        await first(stream, 3)
         await house.kill(1)
         began_s = time.monotonic()
-        await _kept_until(link, lambda kept: any(one.actor == first["runId"] and one.ended for one in kept))
+        await _kept_until(link, lambda kept: any(one.actor == stream.run_id and one.ended for one in kept))
         assert time.monotonic() - began_s < LEASE_S + SLACK_S
 
 

@@ -1,41 +1,44 @@
 """A stream that begins on one host and goes on at another: the client leaves, the host is killed, the host is told to end."""
 
-import json
 import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
-import anyio.to_thread
 import pytest
+from runstream_client import (
+    ApprovalRequested,
+    ExecutionRequested,
+    RunCompleted,
+    RunEvent,
+    RunFailed,
+    TextDelta,
+)
 
 from api.grants import ApplicationToolGrant
+from eventstore.endpoint import Endpoint
 from runstream import tokens
-from tests.http_client import Stream, fetch, opened
 from tests.system.processes import (
-    DEADLINE_S,
     LEASE_MS,
     Host,
-    Reading,
-    asking,
-    frames,
-    headers_of,
+    gathered,
     inline,
     redis_in,
     served,
     settings_text,
-    streaming,
     token_of,
-    types,
 )
+from tests.system.proxy import proxy_to
+from tests.system.users import User, asking_for, first, raw, rest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.repo]
 
@@ -98,29 +101,8 @@ def _settings(socket: Path, state_dir: Path) -> str:
     )
 
 
-@asynccontextmanager
-async def continued(host: Host, run_id: str, cursor: object) -> AsyncIterator[Stream]:
-    headers = [*headers_of("walker", "text/event-stream"), ("Last-Event-ID", str(cursor))]
-    async with opened(host.target, "GET", f"/v1/runs/{run_id}/events", headers, deadline_s=DEADLINE_S) as stream:
-        assert stream.status == 200, await stream.body()
-        yield stream
-
-
-async def rest(host: Host, run_id: str, cursor: object) -> list[Any]:
-    """What follows *cursor*, to the end."""
-    async with continued(host, run_id, cursor) as stream:
-        return frames(await Reading(stream).rest())
-
-
-async def told(host: Host, path: str, document: dict[str, Any]) -> Any:
-    body, headers = json.dumps(document).encode(), headers_of("walker", "application/json")
-    answer = await fetch(host.target, "POST", path, headers, body, deadline_s=DEADLINE_S)
-    assert answer.status == 200, answer.body
-    return answer.json()
-
-
-def numbers(events: list[Any]) -> list[int]:
-    return [event["sequence"] for event in events]
+def numbers(events: Sequence[RunEvent]) -> list[int]:
+    return [event.sequence for event in events]
 
 
 def noted(town: Town, run_id: str) -> list[str]:
@@ -130,70 +112,65 @@ def noted(town: Town, run_id: str) -> list[str]:
 
 
 async def test_a_client_whose_connection_broke_goes_on_at_another_host(town: Town) -> None:
-    async with streaming(town.told, asking("talking", **RESUME), "walker") as stream:
-        first: list[Any] = await Reading(stream).until(6)
-        stream.connection.abort()
-    following = await rest(town.left, first[0]["runId"], first[-1]["sequence"])
-    events = first + following
+    told = Endpoint(host="127.0.0.1", port=town.told.target.port)
+    async with proxy_to(told) as way, User(way, town.left, subject="walker") as user:
+        async with user.stream(asking_for("talking", **RESUME)) as stream:
+            events = await first(stream, 6)
+            await way.cut()
+            events += await rest(stream)
+        assert [heard.port for heard in user.heard] == [way.port, town.left.target.port]
     assert numbers(events) == list(range(1, len(events) + 1))
-    assert types(events)[-1] == "run.completed"
-    assert "".join(event["text"] for event in events if event["type"] == "text.delta") == "tick " * 60
-    assert await rest(town.told, first[0]["runId"], "") == events
+    assert isinstance(events[-1], RunCompleted)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "tick " * 60
+    async with User(town.told, subject="walker") as user:
+        assert raw(await rest(user.follow(events[0].run_id))) == raw(events)
 
 
 async def test_a_run_that_waits_for_a_person_outlives_the_kill_of_its_host(town: Town) -> None:
-    document = asking("asking", **RESUME, **SIGNING)
     async with (
-        streaming(town.killed, document, "walker") as stream,
-        streaming(town.killed, asking("talking", **RESUME), "walker") as other,
+        User(town.killed, subject="walker") as user,
+        user.stream(asking_for("asking", **RESUME, **SIGNING)) as stream,
+        user.stream(asking_for("talking", **RESUME)) as other,
     ):
-        first: list[Any] = await Reading(stream).until(4)
-        lost: list[Any] = await Reading(other).until(4)
-        while types(first)[-1] != "approval.requested":
-            first = await Reading(stream).until(len(first) + 1)
+        events, lost = await first(stream, 4), await first(other, 4)
+        while not isinstance(events[-1], ApprovalRequested):
+            events += await first(stream, 1)
         town.killed.signal(signal.SIGKILL)
         await town.killed.exited()
-    run_id = first[0]["runId"]
-    (waiting,) = (await told(town.left, "/v1/approvals/list", {}))["approvals"]
-    assert waiting["runId"] == run_id
-    decision = {name: waiting[name] for name in ("approvalId", "runId", "call")} | {"decision": "approve"}
-    await told(town.left, "/v1/approvals/decisions", decision)
-    async with continued(town.left, run_id, first[-1]["sequence"]) as stream:
-        reading = Reading(stream)
-        ticket: Any = (await reading.until(2))[-1]["execution"]
-        result = {"executionId": ticket["executionId"], "runId": run_id, "callId": ticket["call"]["id"], "output": 1}
-        await told(town.left, "/v1/tool-executions/results", result)
-        events = first + frames(await reading.rest())
-    assert numbers(events) == list(range(1, len(events) + 1))
-    assert types(events)[-1] == "run.completed"
-    with anyio.fail_after(LEASE_MS / 1_000 + 10):
-        interrupted = lost + await rest(town.left, lost[0]["runId"], lost[-1]["sequence"])
+    async with User(town.left, subject="walker") as user:
+        (waiting,) = (await user.approvals.pending()).approvals
+        assert waiting.run_id == stream.run_id
+        await user.approvals.decide(waiting, "approve")
+        async with user.follow(waiting.run_id, stream.cursor) as following:
+            while not isinstance(events[-1], ExecutionRequested):
+                events += await first(following, 1)
+            await user.tools.result(events[-1].execution, 1)
+            events += await rest(following)
+        assert numbers(events) == list(range(1, len(events) + 1))
+        assert isinstance(events[-1], RunCompleted)
+        with anyio.fail_after(LEASE_MS / 1_000 + 10):
+            interrupted = lost + await rest(user.follow(str(other.run_id), other.cursor))
     assert numbers(interrupted) == list(range(1, len(interrupted) + 1))
-    assert interrupted[-1]["error"]["code"] == "OPERATION_UNCERTAIN"
+    assert isinstance(interrupted[-1], RunFailed)
+    assert interrupted[-1].error.code == "OPERATION_UNCERTAIN"
 
 
 async def test_a_host_that_is_told_to_end_lets_another_carry_its_runs_on(town: Town) -> None:
-    document = asking("walking", **RESUME, tools=["note"], maxSteps=64)
-    async with streaming(town.told, document, "walker") as stream:
-        reading = Reading(stream)
-        first: list[Any] = await reading.until(20)
-        run_id = first[0]["runId"]
-        async with continued(town.told, run_id, first[-1]["sequence"]) as second:
-            watching = Reading(second)
-            await watching.until(2)
+    document = asking_for("walking", **RESUME, tools=["note"], maxSteps=64)
+    async with User(town.told, town.left, subject="walker") as user, user.stream(document) as stream:
+        events = await first(stream, 20)
+        async with user.follow(str(stream.run_id), stream.cursor) as second:
+            watched = await first(second, 2)
             town.told.signal(signal.SIGTERM)
-            raws = [await reading.rest(), await watching.rest()]
-    for raw in raws:
-        assert re.search(rb"\n\nretry: [0-9]+\n\n$", raw)
-        assert b"event: run.completed" not in raw
-        assert b"event: run.cancelled" not in raw
-    first = frames(raws[0])
-    second_events: list[Any] = frames(raws[1])
-    assert second_events == first[second_events[0]["sequence"] - 1 :][: len(second_events)]
-    events = first + await rest(town.left, run_id, first[-1]["sequence"])
+            following, further = await gathered([partial(rest, stream), partial(rest, second)], 2)
+    for heard in user.heard[:2]:
+        assert re.search(rb"\n\nretry: [0-9]+\n\n$", heard.body)
+        assert not heard.has_ended
+    events += following
     assert numbers(events) == list(range(1, len(events) + 1))
-    assert types(events)[-1] == "run.completed"
+    assert isinstance(events[-1], RunCompleted)
+    assert raw(watched + further) == raw(events)[20:]
     assert await town.told.exited() < 6
     assert town.told.process.returncode == 0
-    calls = noted(town, run_id)
+    calls = noted(town, events[0].run_id)
     assert len(calls) == len(set(calls)) == 40

@@ -3,15 +3,15 @@
 import random
 import signal
 import time
-from collections import Counter
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
+from runstream_client import AsyncEventStream, Refused, RunError, RunEvent, RunResult, TextDelta
 
 from eventstore.endpoint import Endpoint
 from eventstore.socket_link import open_link
-from tests.host_rules import host_rules
 from tests.system.conftest import Pair
 from tests.system.processes import (
     DEADLINE_S,
@@ -19,16 +19,14 @@ from tests.system.processes import (
     SUBJECTS,
     Host,
     Reading,
-    answered,
     asking,
-    frames,
     gathered,
-    streamed,
     streaming,
     told,
     types,
     until,
 )
+from tests.system.users import User, asking_for, first, raw, rest
 
 pytestmark = pytest.mark.anyio
 
@@ -46,21 +44,32 @@ async def ended(pair: Pair, run_id: str, within_s: float) -> list[Any]:
 
 
 async def test_a_run_is_streamed_answered_and_replayed_on_either_host(pair: Pair) -> None:
-    events = await streamed(pair.one, asking("echo", "a few words"))
-    assert types(events)[-1] == "run.completed"
-    status, result = await answered(pair.two, asking("json", outputSchema={"type": "object"}))
-    assert (status, result["output"]) == (200, {"ok": True})  # type: ignore[index, call-overload]
-    keyed = asking("echo", "once", idempotencyKey="k-once")
-    first, again = await streamed(pair.one, keyed), await streamed(pair.two, keyed)
-    assert again[-1]["result"] == first[-1]["result"]
-    assert (await answered(pair.two, keyed | {"input": "twice"}))[0] == 409
+    async with User(pair.one) as one, User(pair.two) as two:
+        assert (await one.stream(asking_for("echo", "a few words")).result()).text
+        result = await two.run(asking_for("json", outputSchema={"type": "object"}))
+        assert result.output == {"ok": True}
+        keyed = asking_for("echo", "once", idempotencyKey="k-once")
+        assert await one.stream(keyed).result() == await two.stream(keyed).result()
+        with pytest.raises(Refused) as refused:
+            await two.run(keyed | {"input": "twice"})
+        assert refused.value.status == 409
+
+
+async def test_a_stream_tells_a_run_that_fails_from_a_request_that_is_refused(pair: Pair) -> None:
+    failing, unknown = asking_for("json", outputSchema={"type": "string"}), asking_for("echo", provider="nobody")
+    async with User(pair.one) as user:
+        for asked, kind in ((failing, RunError), (unknown, Refused)):
+            with pytest.raises(kind) as streamed:
+                await user.stream(asked).result()
+            with pytest.raises(Refused) as answered:
+                await user.run(asked)
+            assert streamed.value.code == answered.value.code
 
 
 async def test_a_client_that_leaves_cancels_its_run_within_two_seconds(pair: Pair) -> None:
-    async with streaming(pair.one, asking("endless")) as stream:
-        (first, *_) = await Reading(stream).until(3)
-    left_s = time.time()
-    run_id = str(first["runId"])
+    async with User(pair.one) as user, user.stream(asking_for("endless")) as stream:
+        await first(stream, 3)
+    left_s, run_id = time.time(), str(stream.run_id)
     log = await told(pair.two.settings, "log", run_id)
     while log[-1]["event"]["type"] not in ENDS:
         assert time.time() < left_s + 5
@@ -70,12 +79,19 @@ async def test_a_client_that_leaves_cancels_its_run_within_two_seconds(pair: Pai
 
 
 async def test_forty_submits_of_one_key_over_both_hosts_are_one_run(pair: Pair) -> None:
-    keyed = asking("marked", "one two three four", idempotencyKey="k-forty")
-    hosts = (pair.one, pair.two) * 20
-    answers = await gathered([lambda host=host: answered(host, keyed) for host in hosts], 40)  # type: ignore[misc]
-    kinds = Counter(status if status == 200 else body["error"]["code"] for status, body in answers)
-    assert set(kinds) <= {200, "OPERATION_IN_PROGRESS"}
-    assert len({body["runId"] for status, body in answers if status == 200}) == 1
+    keyed = asking_for("marked", "one two three four", idempotencyKey="k-forty")
+    async with User(pair.one) as one, User(pair.two) as two:
+        answers = await gathered([partial(outcome, user, keyed) for user in (one, two) * 20], 40)
+    assert {answer for answer in answers if isinstance(answer, str)} <= {"OPERATION_IN_PROGRESS"}
+    assert len({answer.run_id for answer in answers if isinstance(answer, RunResult)}) == 1
+
+
+async def outcome(user: User, request: Any) -> RunResult | str:
+    """What a run came to, or the code with which it was refused."""
+    try:
+        return await user.run(request)
+    except Refused as error:
+        return error.code
 
 
 async def test_losing_the_scripts_under_load_fails_nothing(pair: Pair) -> None:
@@ -87,65 +103,66 @@ async def test_losing_the_scripts_under_load_fails_nothing(pair: Pair) -> None:
                 await anyio.sleep(0.05)
 
         tasks.start_soon(flush)
-        works = [
-            lambda host=host: streamed(host, asking("marked", "one two three")) for host in (pair.one, pair.two) * 20
-        ]
-        runs = await gathered(works, 10)
-        assert {types(events)[-1] for events in runs} == {"run.completed"}
+        async with User(pair.one) as one, User(pair.two) as two:
+            streams = [user.stream(asking_for("marked", "one two three")) for user in (one, two) * 20]
+            results = await gathered([stream.result for stream in streams], 10)
+        assert len(results) == 40
         tasks.cancel_scope.cancel()
 
 
 async def test_a_redis_that_pauses_is_a_pause_of_the_stream(pair: Pair) -> None:
-    document = asking("ticking")
-    async with streaming(pair.one, document) as stream:
-        reading = Reading(stream)
-        await reading.until(5)
-        before = await _while_redis_pauses(pair, reading)
-    events = host_rules(reading.raw, document)
+    async with User(pair.one) as user, user.stream(asking_for("ticking")) as stream:
+        events = await first(stream, 5)
+        before = await _while_redis_pauses(pair, stream, events)
+        result = await stream.result()
     assert events[: len(before)] == before
-    assert events[-1]["result"]["text"] == "tick " * 120  # type: ignore[index, call-overload]
-    text = "".join(str(event["text"]) for event in events if event["type"] == "text.delta")
-    assert text == "tick " * 120
+    assert result.text == "tick " * 120
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "tick " * 120
 
 
-async def _while_redis_pauses(pair: Pair, reading: Reading) -> list[Any]:
+async def _while_redis_pauses(pair: Pair, stream: AsyncEventStream, events: list[RunEvent]) -> list[RunEvent]:
     """Read to the end while Redis pauses for 3 s; what had been shown by then, and all that while."""
-    before: list[Any] = []
+    before: list[RunEvent] = []
+
+    async def read() -> None:
+        async for event in stream:
+            events.append(event)  # noqa: PERF401 - others look at them meanwhile
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reading.rest)
+        tasks.start_soon(read)
         pair.redis.process.send_signal(signal.SIGSTOP)
         try:
             paused_s = time.monotonic()
             await until(lambda: time.monotonic() > paused_s + 0.5)
-            before += frames(reading.raw)
+            before += events
             await until(lambda: time.monotonic() > paused_s + 3)
-            assert frames(reading.raw) == before
+            assert events == before
         finally:
             pair.redis.process.send_signal(signal.SIGCONT)
     return before
 
 
 async def test_a_host_paused_beyond_its_lease_loses_its_run_and_writes_nothing_more(pair: Pair) -> None:
-    document = asking("endless", idempotencyKey="k-paused")
-    async with streaming(pair.one, document) as stream:
-        reading = Reading(stream)
-        (first, *_) = await reading.until(3)
-        pair.one.signal(signal.SIGSTOP)
-        try:
-            events = await ended(pair, str(first["runId"]), within_s=LEASE_MS / 1_000 * 2 + 15)
-        finally:
-            pair.one.signal(signal.SIGCONT)
-        error: Any = events[-1]["error"]
-        assert (events[-1]["type"], error["code"], error["outcome"]) == (
-            "run.failed",
-            "OPERATION_UNCERTAIN",
-            "uncertain",
-        )
-        assert host_rules(await reading.rest(), document) == events
-    assert await told(pair.two.settings, "events", str(first["runId"])) == events
-    replay = await streamed(pair.one, document)
-    assert (types(replay)[-1], replay[-1]["error"]["code"]) == ("run.failed", "OPERATION_UNCERTAIN")  # type: ignore[index, call-overload]
-    assert types(await streamed(pair.one, asking("echo")))[-1] == "run.completed"
+    document = asking_for("endless", idempotencyKey="k-paused")
+    async with User(pair.one) as user:
+        async with user.stream(document) as stream:
+            shown = await first(stream, 3)
+            pair.one.signal(signal.SIGSTOP)
+            try:
+                events = await ended(pair, shown[0].run_id, within_s=LEASE_MS / 1_000 * 2 + 15)
+            finally:
+                pair.one.signal(signal.SIGCONT)
+            error: Any = events[-1]["error"]
+            assert (events[-1]["type"], error["code"], error["outcome"]) == (
+                "run.failed",
+                "OPERATION_UNCERTAIN",
+                "uncertain",
+            )
+            assert raw(shown + await rest(stream)) == events
+        assert await told(pair.two.settings, "events", shown[0].run_id) == events
+        with pytest.raises(RunError, match="OPERATION_UNCERTAIN"):
+            await user.stream(document).result()
+        assert (await user.stream(asking_for("echo")).result()).text
 
 
 async def test_nobody_sees_what_belongs_to_another_whoever_leaves_when(pair: Pair) -> None:
@@ -157,13 +174,14 @@ async def test_nobody_sees_what_belongs_to_another_whoever_leaves_when(pair: Pai
         return lambda: visited(host, subject, f"marker-{subject}-of-{number}-end", stay_s)
 
     seen: list[tuple[str, bytes]] = await gathered([visit(number) for number in range(1_000)], 60)
-    for marker, raw in seen:
-        markers = {word for word in raw.replace(b'"', b" ").split() if word.startswith(b"marker-")}
+    for marker, sent in seen:
+        markers = {word for word in sent.replace(b'"', b" ").split() if word.startswith(b"marker-")}
         assert markers <= {marker.encode()}, (marker, markers)
-    assert any(b"run.completed" in raw for _, raw in seen)
-    assert any(b"run.completed" not in raw for _, raw in seen)
+    assert any(b"run.completed" in sent for _, sent in seen)
+    assert any(b"run.completed" not in sent for _, sent in seen)
     for host in (pair.one, pair.two):
-        assert types(await streamed(host, asking("echo")))[-1] == "run.completed"
+        async with User(host) as user:
+            assert (await user.stream(asking_for("echo")).result()).text
 
 
 async def visited(host: Host, subject: str, marker: str, stay_s: float) -> tuple[str, bytes]:

@@ -9,7 +9,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tests.system.processes import DEADLINE_S, asking, redis_in, served, settings_text, streamed, types, until
+from tests.system.processes import DEADLINE_S, redis_in, served, settings_text, until
+from tests.system.users import User, asking_for
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +39,8 @@ async def test_a_host_serves_as_soon_as_its_redis_is_there(early: Path, folder: 
         async def serve() -> None:
             host = await anyio.to_thread.run_sync(serving.__enter__)
             try:
-                assert types(await streamed(host, asking("echo")))[-1] == "run.completed"
+                async with User(host) as user:
+                    assert (await user.stream(asking_for("echo")).result()).text
             finally:
                 await anyio.to_thread.run_sync(serving.__exit__, None, None, None)
                 done.set()

@@ -37,7 +37,7 @@ from runstream_client.events import (
     ToolCompleted,
     UsageReported,
 )
-from runstream_client.hands import Tool
+from runstream_client.hands import AsyncReport, Report, Tool
 from runstream_client.patience import Patience
 from runstream_client.requests import Decision, RunRequest, SessionRequest
 from runstream_client.results import RunResult, Usage
@@ -49,6 +49,7 @@ __all__ = [
     "ApprovalResolved",
     "AsyncClient",
     "AsyncEventStream",
+    "AsyncReport",
     "Client",
     "ClientError",
     "ConnectionLost",
@@ -60,6 +61,7 @@ __all__ = [
     "Patience",
     "ProtocolBroken",
     "Refused",
+    "Report",
     "RunCancelled",
     "RunCompleted",
     "RunError",

@@ -54,6 +54,7 @@ def needed(holds: object, otherwise: str) -> None:
 
 def check_result(asked: Asked, result: RunResult) -> None:
     """Nothing, if *result* may be what the request comes to."""
+    check_evidence(result)
     if asked.request is None:
         return
     same(result.provider, asked.request["provider"], "provider")
@@ -61,14 +62,12 @@ def check_result(asked: Asked, result: RunResult) -> None:
     session, retrieval = asked.request.get("session"), asked.request.get("retrieval")
     needed((result.session is not UNSET) == (session is not None), "a session, or none, against the request")
     if asked.of_job:
-        check_evidence(result)
         return
     needed((result.retrieval is not UNSET) == (retrieval is not None), "evidence, or none, against the request")
     if session is not None and result.session is not UNSET:
         _check_turn(session, result.session, result)
     if retrieval is not None and result.retrieval is not UNSET:
         check_retrieval(retrieval, result.retrieval)
-        check_evidence(result)
 
 
 def _check_turn(option: Mapping[str, Any], session: SessionInfo, result: RunResult) -> None:

@@ -13,7 +13,7 @@ from runstream_client.async_driver import Driver, Errands
 from runstream_client.async_groups import Approvals, Jobs, Management, Retrieval, Runs, Sessions, Tools
 from runstream_client.calls import Call
 from runstream_client.core import Core, Reading, options_of
-from runstream_client.errors import ClientError, Misuse
+from runstream_client.errors import Misuse
 from runstream_client.events import Approval, RunEvent
 from runstream_client.hands import Hands, Tool
 from runstream_client.patience import Patience
@@ -46,17 +46,16 @@ class AsyncEventStream(AsyncIterator[RunEvent]):
         """What to `follow` the run with from here on."""
         return self._source.cursor
 
+    @property
+    def _ended(self) -> bool:
+        return self._source.last is not None and self._source.last.ends
+
     @override
     async def __anext__(self) -> RunEvent:
         """Wait for the next event; ends after the last one of the run."""
         if self._closed:
             raise Misuse("STREAM_CLOSED", "the stream was closed")
-        try:
-            return await anext(self._running)
-        except ClientError:
-            if self._closed:
-                raise Misuse("STREAM_CLOSED", "the stream was closed") from None
-            raise
+        return await anext(self._running)
 
     async def result(self) -> RunResult:
         """Read to the end, and return what the run came to.
@@ -64,14 +63,15 @@ class AsyncEventStream(AsyncIterator[RunEvent]):
         Raises:
             RunError: it ended without a result.
         """
-        async for _ in self:
-            pass
+        if not self._ended:
+            async for _ in self:
+                pass
         return result_of(self._source.last)
 
     async def close(self) -> None:
         """Close the connection, from any task; a run without `resume` is cancelled by that."""
         self._closed = True
-        await self._errands.cut()
+        self._errands.cut()
         with contextlib.suppress(RuntimeError):  # another task reads, and hears of it there
             await self._running.aclose()
 
@@ -119,7 +119,8 @@ class AsyncClient:
         """Run, and return the result.
 
         Raises:
-            Refused: the host said no, or the run ended without a result.
+            Refused: the host said no, or the run ended without a result: an answer without a stream tells both alike
+                (runs §1). `stream(request).result()` tells them apart, for it raises `RunError` for the second.
         """
         return await self._ask(calls.run(request))
 

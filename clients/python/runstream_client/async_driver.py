@@ -3,7 +3,8 @@
 import contextlib
 import inspect
 import ssl
-from collections.abc import AsyncGenerator
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -26,12 +27,19 @@ class Driver:
         self.bases = bases
         self.token = token
         self.closed = False
+        self._running: weakref.WeakSet[Errands[Any]] = weakref.WeakSet()
         self.pool = httpcore.AsyncConnectionPool(**pool_options(tls))
 
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections, also those that other tasks read."""
         self.closed = True
+        for errands in list(self._running):
+            errands.cut()
         await self.pool.aclose()
+
+    def join(self, errands: "Errands[Any]") -> None:
+        """Remember *errands*, which end when the client is closed."""
+        self._running.add(errands)
 
     async def ask(self, flow: Flow[T]) -> T:
         """Run a flow that delivers nothing on the way."""
@@ -50,8 +58,10 @@ class Errands(Generic[T]):
         self._flow = flow
         self._open: list[Opened] = []
         self._cut = False
+        self._waiting: anyio.CancelScope | None = None
         self.value: T
         """What the flow returned."""
+        driver.join(self)
 
     async def run(self) -> AsyncGenerator[Any]:
         """Yield what the flow delivers; whenever this ends, nothing stays open."""
@@ -75,10 +85,11 @@ class Errands(Generic[T]):
         finally:
             await self.close()
 
-    async def cut(self) -> None:
-        """Let a read in another task end; nothing is begun afterwards."""
+    def cut(self) -> None:
+        """Let a read or a pause in another task end; nothing is begun afterwards."""
         self._cut = True
-        await self.close()
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def close(self) -> None:
         """Leave all answers; what has not ended takes its connection with it."""
@@ -88,21 +99,32 @@ class Errands(Generic[T]):
     async def _done(self, effect: Effect) -> Any:
         self._check_open()
         match effect:
-            case Sleep(seconds):
-                await anyio.sleep(seconds)
-                self._check_open()
-            case Perform(function, arguments):
-                found = function(*arguments)
+            case Perform(function, arguments, aside):
+                more = () if aside is None else (self._in_passing(aside),)
+                found = function(*arguments, *more)
                 return await found if inspect.isawaitable(found) else found
             case Limit(opened, seconds):
                 opened.deadline_s = anyio.current_time() + seconds
             case Close(opened):
                 await self._left(opened)
-            case Open() | Read():
-                return await self._asked(effect)
+            case Open() | Read() | Sleep():
+                return await self._waited(effect)
             case Deliver():
                 raise AssertionError("is yielded")
         return None
+
+    def _in_passing(self, aside: Callable[[], Flow[T]]) -> Callable[[], Awaitable[T]]:
+        async def asked() -> T:
+            return await self._driver.ask(aside())
+
+        return asked
+
+    async def _waited(self, effect: Open | Read | Sleep) -> Opened | bytes | None:
+        """Wait for the world, unless `cut` ends that."""
+        with anyio.CancelScope() as self._waiting:
+            return await (anyio.sleep(effect.seconds) if isinstance(effect, Sleep) else self._asked(effect))
+        self._check_open()
+        raise AssertionError("is cancelled only when it is cut")
 
     def _check_open(self) -> None:
         if self._driver.closed:
@@ -114,6 +136,7 @@ class Errands(Generic[T]):
         try:
             return await (self._opened(effect) if isinstance(effect, Open) else _read(effect.opened))
         except FAILURES as error:
+            self._check_open()
             raise lost_by(error, effect, self._driver.bases) from error
 
     async def _opened(self, effect: Open) -> Opened:
@@ -140,7 +163,12 @@ async def _read(opened: Opened) -> bytes:
 
 
 async def _left(opened: Opened) -> None:
+    response, parts = opened.handle
     with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
-        for closed in opened.handle:
-            with contextlib.suppress(*FAILURES, RuntimeError):  # another task may be reading, and hears of it there
-                await closed.aclose()
+        with contextlib.suppress(*FAILURES):
+            await response.aclose()
+        with contextlib.suppress(*FAILURES, RuntimeError):  # another task may be reading, and hears of it there
+            # Nothing comes any more but what is here already. So the generators of httpcore, one in the other, end
+            # where they stand, and not when somebody collects garbage, which trio complains about.
+            async for _ in parts:
+                pass

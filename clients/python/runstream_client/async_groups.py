@@ -112,7 +112,7 @@ class Jobs(Group):
         return await self._ask(calls.job_cancel(job_id))
 
     async def page(self, job_id: str, after: int = 0, limit: int | None = None) -> JobPage:
-        """Return one page of a job's events; `events` of the client reads them all."""
+        """Return one page of a job's events; `job_events` of the client reads them all."""
         return await self._ask(calls.job_events(job_id, after, limit))
 
 

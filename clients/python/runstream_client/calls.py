@@ -39,7 +39,7 @@ from runstream_client.requests import (
 )
 from runstream_client.results import RunResult
 from runstream_client.shapes import S, shaped
-from runstream_client.wire import Exchange, events_path, got, posted
+from runstream_client.wire import GET_S, Exchange, checked_cursor, events_path, got, posted
 
 T = TypeVar("T")
 
@@ -109,6 +109,12 @@ def pending(limit: int | None) -> Call[Inbox]:
 
 def progress(execution: Execution) -> Call[TicketReceipt]:
     return _ticket("progress", execution, {}, "progress")
+
+
+def progress_soon(execution: Execution) -> Call[TicketReceipt]:
+    """The same, for somebody who has better things to do than to wait."""
+    call = progress(execution)
+    return call._replace(exchange=call.exchange._replace(within_s=GET_S))
 
 
 def tool_result(execution: Execution, output: Any) -> Call[TicketReceipt]:
@@ -197,7 +203,7 @@ def job_events(job_id: str, after: int, limit: int | None) -> Call[JobPage]:
 
 
 def run_events(run_id: str, cursor: str) -> Call[RunPage]:
-    exchange = got(events_path(run_id))._replace(last_event_id=cursor)
+    exchange = got(events_path(run_id))._replace(last_event_id=checked_cursor(cursor))
     return Call(exchange, partial(run_page, run_id, cursor))
 
 

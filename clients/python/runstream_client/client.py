@@ -1,17 +1,17 @@
-"""The client that blocks."""
+"""The client that blocks, made of `async_client` by `tools/blocking.py`."""
 
 import contextlib
 import ssl
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from typing_extensions import override
 
 from runstream_client import calls
 from runstream_client.calls import Call
 from runstream_client.core import Core, Reading, options_of
-from runstream_client.errors import ClientError, Misuse
+from runstream_client.errors import Misuse
 from runstream_client.events import Approval, RunEvent
 from runstream_client.groups import Approvals, Jobs, Management, Retrieval, Runs, Sessions, Tools
 from runstream_client.hands import Hands, Tool
@@ -24,6 +24,7 @@ from runstream_client.sync_driver import Driver, Errands
 from runstream_client.wire import Token
 
 T = TypeVar("T")
+Approver: TypeAlias = Callable[[Approval], Decision | None]
 
 
 class EventStream(Iterator[RunEvent]):
@@ -31,8 +32,8 @@ class EventStream(Iterator[RunEvent]):
 
     def __init__(self, driver: Driver, reading: Reading) -> None:
         self._source = reading.source
-        self._errands = Errands(driver)
-        self._running: Generator[RunEvent, None, None] = self._errands.run(reading.flow)
+        self._errands = Errands(driver, reading.flow)
+        self._running: Generator[RunEvent] = self._errands.run()
         self._closed = False
 
     @property
@@ -45,17 +46,16 @@ class EventStream(Iterator[RunEvent]):
         """What to `follow` the run with from here on."""
         return self._source.cursor
 
+    @property
+    def _ended(self) -> bool:
+        return self._source.last is not None and self._source.last.ends
+
     @override
     def __next__(self) -> RunEvent:
         """Wait for the next event; ends after the last one of the run."""
         if self._closed:
             raise Misuse("STREAM_CLOSED", "the stream was closed")
-        try:
-            return next(self._running)
-        except ClientError:
-            if self._closed:
-                raise Misuse("STREAM_CLOSED", "the stream was closed") from None
-            raise
+        return next(self._running)
 
     def result(self) -> RunResult:
         """Read to the end, and return what the run came to.
@@ -63,8 +63,9 @@ class EventStream(Iterator[RunEvent]):
         Raises:
             RunError: it ended without a result.
         """
-        for _ in self:
-            pass
+        if not self._ended:
+            for _ in self:
+                pass
         return result_of(self._source.last)
 
     def close(self) -> None:
@@ -116,7 +117,8 @@ class Client:
         """Run, and return the result.
 
         Raises:
-            Refused: the host said no, or the run ended without a result.
+            Refused: the host said no, or the run ended without a result: an answer without a stream tells both alike
+                (runs §1). `stream(request).result()` tells them apart, for it raises `RunError` for the second.
         """
         return self._ask(calls.run(request))
 
@@ -129,7 +131,7 @@ class Client:
         request: RunRequest,
         *,
         tools: Sequence[Tool] = (),
-        approve: Callable[[Approval], Decision | None] | None = None,
+        approve: Approver | None = None,
     ) -> EventStream:
         """Run, and while the events are read, execute the run's *tools* and have *approve* decide about its calls."""
         return self._read(self._core.work(request, Hands(tools=tools, approve=approve)))
@@ -140,7 +142,7 @@ class Client:
         cursor: str = "",
         *,
         tools: Sequence[Tool] = (),
-        approve: Callable[[Approval], Decision | None] | None = None,
+        approve: Approver | None = None,
     ) -> EventStream:
         """Read the events of a run after *cursor*, and work for it where there are *tools* or *approve*."""
         hands = Hands(tools=tools, approve=approve) if tools or approve else None

@@ -17,7 +17,7 @@ from runstream_client.polling import JobEvents
 from runstream_client.requests import RunRequest
 from runstream_client.streaming import Line
 from runstream_client.transport import tls_of
-from runstream_client.wire import Token, bases_of, checked_token
+from runstream_client.wire import Token, bases_of, checked_cursor, checked_token
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def options_of(
     Raises:
         Misuse: an address or the token cannot be used.
     """
-    if isinstance(token, str):
+    if not callable(token):
         checked_token(token)
     bases = bases_of(urls)
     return Options(bases, token, tls_of(tls, bases), patience, silence_s, random.random)
@@ -86,7 +86,7 @@ class Core:
 
     def work(self, request: RunRequest, hands: Hands) -> Reading:
         """A run that is read and worked for; without `resume` nothing of that is sent twice."""
-        request = hands.request(request)
+        request = hands.checked().request(request)
         once = self._line._replace(patience=replace(self._line.patience, attempts=0))
         work = Work(self._line if request.get("resume") else once, hands)
         stream = streaming.begun(self._line._replace(hook=work.after), request)
@@ -94,10 +94,11 @@ class Core:
 
     def follow(self, run_id: str, cursor: str, hands: Hands | None) -> Reading:
         """A run that somebody began, read from *cursor* on."""
+        checked_cursor(cursor)
         if hands is None:
             stream = streaming.followed(self._line, run_id, cursor)
             return Reading(stream, stream.flow())
-        work = Work(self._line, hands)
+        work = Work(self._line, hands.checked())
         stream = streaming.followed(self._line._replace(hook=work.after), run_id, cursor)
         return Reading(stream, _one_after_the_other(work.caught_up(run_id, cursor), stream.flow()))
 

@@ -31,7 +31,7 @@ class Misuse(ClientError):
 
 
 class Refused(ClientError):
-    """The host said no."""
+    """The host said no; or, to a run that is not streamed, that it has no result (runs §1 has one answer for both)."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Refused(ClientError):
 
 
 class RunError(ClientError):
-    """The run ended without a result."""
+    """The run began, was streamed, and ended without a result."""
 
     def __init__(
         self,

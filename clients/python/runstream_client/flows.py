@@ -68,6 +68,8 @@ class Perform(NamedTuple):
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    aside: Callable[[], "Flow[Any]"] | None = None
+    """A flow that the function may run meanwhile: its last argument is a function that does."""
 
 
 Effect: TypeAlias = Open | Read | Limit | Close | Sleep | Deliver | Perform

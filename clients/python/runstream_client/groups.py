@@ -1,4 +1,4 @@
-"""The calls of the client that blocks, by what they are about; each says which of `calls` it is, and nothing else."""
+"""The calls of the client that blocks, made of `async_groups` by `tools/blocking.py`."""
 
 from typing import Any, Protocol, TypeVar
 
@@ -110,7 +110,7 @@ class Jobs(Group):
         return self._ask(calls.job_cancel(job_id))
 
     def page(self, job_id: str, after: int = 0, limit: int | None = None) -> JobPage:
-        """Return one page of a job's events; `events` of the client reads them all."""
+        """Return one page of a job's events; `job_events` of the client reads them all."""
         return self._ask(calls.job_events(job_id, after, limit))
 
 

@@ -1,15 +1,15 @@
 """Works for a run while it is read: executes its tickets with local functions, and asks somebody about its approvals."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, TypeAlias, cast
 
 from msgspec import Struct
 
 from runstream_client import calls
 from runstream_client.calls import Call
-from runstream_client.errors import Misuse, Refused
+from runstream_client.errors import ClientError, Misuse, Refused
 from runstream_client.events import (
     ApprovalRequested,
     ApprovalResolved,
@@ -18,7 +18,7 @@ from runstream_client.events import (
     RunEvent,
     ToolCompleted,
 )
-from runstream_client.flows import Flow, Perform
+from runstream_client.flows import Flow, Perform, asked
 from runstream_client.polling import patiently
 from runstream_client.records import RunPage
 from runstream_client.requests import ApplicationTool, Decision, RunRequest
@@ -30,16 +30,36 @@ SETTLED = frozenset({"APPROVAL_NOT_FOUND", "TOOL_EXECUTION_NOT_FOUND"})
 """Somebody was faster, or the run has ended, or the first copy of an answer arrived: the stream tells which."""
 
 
+Report: TypeAlias = Callable[[], bool]
+"""Tells the host that a call is still being worked on; false once nobody waits for its result any more."""
+AsyncReport: TypeAlias = Callable[[], Awaitable[bool]]
+"""The same for `AsyncClient`."""
+
+
 class Tool(Struct, frozen=True, kw_only=True):
-    """A function of the application, as models are told of it; it takes the arguments of a call as a dictionary."""
+    """A function of the application, as models are told of it; it has exactly one of the two."""
 
     name: str
     description: str
     input_schema: Mapping[str, Any]
-    function: Callable[[dict[str, Any]], Any]
-    """What it returns, or what that becomes when awaited, must be JSON."""
+    function: Callable[[dict[str, Any]], Any] | None = None
+    """Takes the arguments of a call; what it returns, or what that becomes when awaited, must be JSON."""
+    long_function: Callable[[dict[str, Any], Report], Any] | Callable[[dict[str, Any], AsyncReport], Any] | None = None
+    """The same for what takes long: its second argument is a function to be called every now and then."""
     output_schema: Mapping[str, Any] | None = None
     requires_approval: bool | None = None
+
+    @property
+    def can_be_called(self) -> bool:
+        """Whether it has a function, and not two."""
+        given = [one for one in (self.function, self.long_function) if one is not None]
+        return len(given) == 1 and callable(given[0])
+
+    def performed(self, arguments: dict[str, Any], aside: Callable[[], Flow[bool]]) -> Perform:
+        """The errand that calls it; a long one may have *aside* run meanwhile."""
+        if self.long_function is not None:
+            return Perform(self.long_function, (arguments,), aside)
+        return Perform(cast("Callable[..., Any]", self.function), (arguments,))
 
     @property
     def definition(self) -> ApplicationTool:
@@ -56,16 +76,18 @@ class Hands(Struct, frozen=True, kw_only=True):
     approve: Callable[[Any], Any] | None = None
     """Asked with the `Approval`; it returns a decision, or `None` to leave that to others."""
 
-    def request(self, request: RunRequest) -> RunRequest:
-        """*request* with the tools defined and selected.
+    def checked(self) -> Self:
+        """These hands.
 
         Raises:
             Misuse: `INVALID_CALLBACK` for what cannot be called.
         """
-        if not all(callable(tool.function) for tool in self.tools) or not (
-            self.approve is None or callable(self.approve)
-        ):
+        if not all(tool.can_be_called for tool in self.tools) or not (self.approve is None or callable(self.approve)):
             raise Misuse("INVALID_CALLBACK", "a tool or an approver cannot be called")
+        return self
+
+    def request(self, request: RunRequest) -> RunRequest:
+        """*request* with the tools defined and selected."""
         if not self.tools:
             return request
         names = [*request.get("tools", ()), *(tool.name for tool in self.tools)]
@@ -79,7 +101,7 @@ class Work:
     def __init__(self, line: Line, hands: Hands) -> None:
         self._line = line
         self._hands = hands
-        self._functions = {tool.name: tool.function for tool in hands.tools}
+        self._tools = {tool.name: tool for tool in hands.tools}
         self._done: set[str] = set()
 
     def caught_up(self, run_id: str, cursor: str) -> Flow[None]:
@@ -100,7 +122,7 @@ class Work:
                 if decision is not None:
                     yield from self._told(lambda: calls.decide_about(approval, decision))
             case ExecutionRequested(execution=ticket) if ticket.call.id not in self._done:
-                if ticket.call.name in self._functions:
+                if ticket.call.name in self._tools:
                     yield from self._executed(ticket)
             case _:
                 pass
@@ -108,12 +130,26 @@ class Work:
     def _executed(self, ticket: Execution) -> Flow[None]:
         """Execute a ticket, once, whatever becomes of it; what it raises stays here, in the log."""
         try:
-            output = yield Perform(self._functions[ticket.call.name], (ticket.call.arguments,))
+            tool = self._tools[ticket.call.name]
+            output = yield tool.performed(ticket.call.arguments, partial(self._reported, ticket))
             answer = calls.tool_result(ticket, output)
         except Exception:
             log.exception("the application's tool %s failed in run %s", ticket.call.name, ticket.run_id)
             answer = calls.tool_failed(ticket)
         yield from self._told(lambda: answer)
+
+    def _reported(self, ticket: Execution) -> Flow[bool]:
+        """Say once that a ticket is being worked on (application-tools §4.1); whether its result may still be awaited.
+
+        A report only moves a timer, and the next one makes up for it: one that is lost must not fail the call.
+        """
+        exchange, judge = calls.progress_soon(ticket)
+        try:
+            yield from asked(self._line.nodes, exchange, judge)
+        except ClientError as error:
+            log.info("a report of progress was not taken: %s", error)
+            return error.code not in SETTLED and not isinstance(error, Misuse)
+        return True
 
     def _told(self, call: Callable[[], Call[Any]]) -> Flow[None]:
         try:

@@ -52,6 +52,9 @@ def run_page(run_id: str, cursor: str, value: Any) -> RunPage:
     rules = EventRules(Asked(None), run_id=run_id, sequence=number_of(cursor))
     events = tuple(_known(rules, raw.events))
     same(number_of(raw.cursor), rules.sequence, "cursor")
+    needed(raw.events or not raw.has_more, "an empty page before the end")
+    needed(not any(event.ends for event in events[:-1]), "events after the last one")
+    needed(not (raw.has_more and events and events[-1].ends), "more after the last event")
     return RunPage(run_id=run_id, state=raw.state, events=events, cursor=raw.cursor, has_more=raw.has_more)
 
 

@@ -84,7 +84,7 @@ class EventRules:
             case ApprovalRequested(approval=approval):
                 same(approval.run_id, self.run_id, "run of an approval")
                 if request is not None:
-                    same(approval.idle_policy, request["approvals"]["idlePolicy"], "idle policy")
+                    same(approval.idle_policy, request["approvals"].get("idlePolicy"), "idle policy")
             case ApprovalResolved(resolution=resolution):
                 same(resolution.run_id, self.run_id, "run of a decision")
             case ExecutionRequested():
@@ -189,4 +189,4 @@ def result_of(last: RunEvent | None) -> RunResult:
                 outcome=None if error.outcome is UNSET else error.outcome,
             )
         case _:
-            raise ClientError("INCOMPLETE_STREAM", "the run has not ended")
+            raise ClientError("INCOMPLETE_STREAM", "the last event of the run did not come")

@@ -47,6 +47,7 @@ class Stream:
         self._resumes = request is None or bool(request.get("resume"))
         self._keyed = request is not None and bool(request.get("idempotencyKey"))
         self._lost = False
+        self._over = False
 
     @property
     def last(self) -> RunEvent | None:
@@ -72,7 +73,7 @@ class Stream:
             ConnectionLost, Unreachable: the stream was cut, and cannot be continued, or not any more.
         """
         failures = 0
-        while not self.reader.ended:
+        while not (self.reader.ended or self._over):
             before, node = self.reader.cursor, self._line.nodes.current
             try:
                 yield from self._connection()
@@ -94,11 +95,18 @@ class Stream:
         silence_s = line.patience.silence_s if self._resumes else line.silence_s
         opened = yield from reached(line.nodes, self._exchange(), silence_s)
         yield from accepted(opened)
-        if opened.head.status == _NO_CONTENT:
-            raise ProtocolBroken("INVALID_STREAM", "the run is said to be over, and its end never came")
-        check_media(opened.head)
-        yield from self._delivered(opened)
+        self._over = self._follows_a_run and opened.head.status == _NO_CONTENT
+        if self._over:
+            self._check_over()
+        else:
+            check_media(opened.head)
+            yield from self._delivered(opened)
         yield Close(opened)
+
+    def _check_over(self) -> None:
+        """Nothing, if what was seen last, before this stream began, may have been the end (extensions §1)."""
+        if self._request is not None or self.reader.last is not None or not self.reader.rules.sequence:
+            raise ProtocolBroken("INVALID_STREAM", "the run is said to be over, and its end never came")
 
     def _delivered(self, opened: Opened) -> Flow[None]:
         while not self.reader.ended:
@@ -119,16 +127,20 @@ class Stream:
             raise _Unanswered(error) from error
 
     def _exchange(self) -> Exchange:
-        run_id = self.reader.rules.run_id
-        if run_id is not None and self._resumes:
-            return Exchange(events_path(run_id), accept=EVENTS, last_event_id=self.reader.cursor)
+        if self._follows_a_run:
+            return Exchange(events_path(str(self.run_id)), accept=EVENTS, last_event_id=self.reader.cursor)
         return posted("v1/runs", self._request, accept=EVENTS)
+
+    @property
+    def _follows_a_run(self) -> bool:
+        """Whether what follows is asked for, and not the run itself."""
+        return self._resumes and self.run_id is not None
 
     def _goes_on(self, error: ClientError) -> bool:
         """Whether the run can be asked about again without doing anything twice."""
         if not self._resumes:
             return False
-        known = self.reader.rules.run_id is not None
+        known = self.run_id is not None
         if isinstance(error, Refused):
             return self._follows(error) or (error.retryable and (known or self._lost))
         return known or self._keyed or isinstance(error, Unreachable)
@@ -138,7 +150,7 @@ class Stream:
 
         One that others began may have handed out tickets already, so whoever executes them does not join it.
         """
-        if not isinstance(error, Refused) or error.code != "OPERATION_IN_PROGRESS":
+        if not isinstance(error, Refused) or error.code != "OPERATION_IN_PROGRESS" or self.run_id is not None:
             return False
         run_id = error.members.get("runId")
         if isinstance(run_id, str) and run_id and (self._lost or self._line.hook is None):

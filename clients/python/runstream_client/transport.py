@@ -77,7 +77,15 @@ def head_of(response: httpcore.Response) -> Head:
 
 def lost_by(error: Exception, effect: object, bases: tuple[str, ...]) -> ClientError:
     """What *error* means for whoever asked for *effect*."""
-    why = str(error) or type(error).__name__
+    why = _why(error)
     if isinstance(effect, Open) and isinstance(error, _NOTHING_SENT):
         return Unreachable("UNREACHABLE", f"{bases[effect.node]} does not answer: {why}")
     return ConnectionLost("CONNECTION_LOST", why)
+
+
+def _why(error: Exception) -> str:
+    """What *error* says, or the first of those behind it that says something."""
+    found: BaseException | None = error
+    while found is not None and not str(found):
+        found = found.__cause__ or found.__context__
+    return str(found) if found is not None else type(error).__name__

@@ -21,6 +21,7 @@ GET_S = 10.0
 BODY_BYTES_MAX = 2_000_000
 ERROR_BYTES_MAX = 64_000
 TOKEN_CHARACTERS_MAX = 4_096
+CURSOR_CHARACTERS_MAX = 1_000
 NODES_MAX = 64
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -98,7 +99,7 @@ def base_of(url: str) -> str:
         raise _insecure("may hold a host, a port and a path, and nothing else")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise _insecure("would show the token to everyone on the way: use https")
-    return url.rstrip("/") + "/"
+    return parts.scheme + url[len(parts.scheme) :].rstrip("/") + "/"
 
 
 def bases_of(urls: str | Sequence[str]) -> tuple[str, ...]:
@@ -148,9 +149,25 @@ def checked_token(token: Token) -> str:
             token = token()
         except Exception as error:
             raise Misuse("AUTH_UNAVAILABLE", "no token could be had") from error
-    if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or re.fullmatch(r"[!-~]+", token) is None:
+    if not _can_be_carried(token):
         raise Misuse("AUTH_REQUIRED", "a token is printable ASCII without spaces")
     return token
+
+
+def _can_be_carried(token: object) -> bool:
+    """Whether it is a token at all: an environment that lacks a variable brings something else."""
+    return isinstance(token, str) and len(token) <= TOKEN_CHARACTERS_MAX and bool(re.fullmatch(r"[!-~]+", token))
+
+
+def checked_cursor(cursor: str) -> str:
+    """*cursor*, if a host may have told it.
+
+    Raises:
+        Misuse: `INVALID_CURSOR` for what no header can carry.
+    """
+    if len(cursor) > CURSOR_CHARACTERS_MAX or re.fullmatch(r"[!-~]*", cursor) is None:
+        raise Misuse("INVALID_CURSOR", "a cursor is printable ASCII without spaces, and not long")
+    return cursor
 
 
 def check_version(head: Head) -> None:

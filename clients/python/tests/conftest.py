@@ -1,7 +1,7 @@
 """Either client as one thing, and a peer that it speaks to."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from runstream_client.conformance.peer import Peer, peer
 
 TOKEN = "a-token-made-up-for-the-tests"
 QUICK = Patience(attempts=3, first_s=0.001, most_s=0.05, silence_s=5.0, poll_s=0.001)
+
+LIBRARIES = ("asyncio", "trio")
 
 
 class Either:
@@ -58,15 +60,21 @@ class Either:
             self.done(stream.close)
 
 
-@pytest.fixture(scope="module")
-def portal() -> Generator[BlockingPortal]:
-    with start_blocking_portal() as made:
-        yield made
+@pytest.fixture(scope="session")
+def portals() -> Generator[Mapping[str, BlockingPortal]]:
+    """Threads in which the libraries for asynchronous programs run."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(start_blocking_portal(name)) for name in LIBRARIES}
 
 
-@pytest.fixture(params=["blocking", "awaiting"])
-def either(request: pytest.FixtureRequest, portal: BlockingPortal) -> Either:
-    return Either(portal if request.param == "awaiting" else None)
+@pytest.fixture(params=LIBRARIES)
+def portal(request: pytest.FixtureRequest, portals: Mapping[str, BlockingPortal]) -> BlockingPortal:
+    return portals[request.param]
+
+
+@pytest.fixture(params=["blocking", *LIBRARIES])
+def either(request: pytest.FixtureRequest, portals: Mapping[str, BlockingPortal]) -> Either:
+    return Either(portals.get(request.param))
 
 
 @pytest.fixture

@@ -9,12 +9,25 @@ from typing import Any
 import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
+from typing_extensions import override
 
-from runstream_client import AsyncClient, Client, ClientError, ConnectionLost, Misuse, Refused, Unreachable, wire
+from runstream_client import (
+    AsyncClient,
+    Client,
+    ClientError,
+    ConnectionLost,
+    Misuse,
+    Patience,
+    Refused,
+    Unreachable,
+    flows,
+    wire,
+)
+from runstream_client.conformance.cases import compact
 from runstream_client.conformance.peer import DEADLINE_S, Peer, Reply, events, json_of
 
 from .conftest import TOKEN, Either
-from .telling import COMPLETED, REQUEST, RESUMED, RUN, STARTED, answer, delta, framed, numbered, refusal, stream
+from .telling import COMPLETED, REQUEST, RESULT, RESUMED, RUN, STARTED, answer, delta, framed, numbered, refusal, stream
 
 PROTOCOL = {"protocol": "agenticdriver", "version": "1.0", "supportedVersions": ["1.0"], "features": []}
 HEAD = b"HTTP/1.1 200 OK\r\nAgenticDriver-Version: 1.0\r\nContent-Type: application/json\r\n"
@@ -137,7 +150,7 @@ def _dripped(listener: socket.socket) -> None:
 
 def test_a_stream_that_falls_silent_is_given_up_where_that_was_asked(either: Either, host: Peer) -> None:
     host.answering(stream(RUN[:1], ending="hold"))
-    with either.client(host.url, silence_s=0.2) as client:
+    with either.client(host.url, silence_s=1.0) as client:
         told, error = either.read(client.stream(REQUEST))
     assert ([event.type for event in told], error and error.code) == (["run.started"], "INCOMPLETE_STREAM")
 
@@ -164,6 +177,67 @@ def test_codes_and_members_of_later_hosts_are_kept(either: Either, host: Peer) -
     assert isinstance(error, Refused)
     assert (error.code, error.status, error.retryable, error.outcome) == ("LUNAR_ECLIPSE", 418, True, "uncertain")
     assert error.members["oldest"] == 7
+
+
+@pytest.mark.parametrize("status", [301, 307])
+def test_a_redirect_is_an_answer_and_nobody_is_asked_elsewhere(
+    either: Either, host: Peer, other: Peer, status: int
+) -> None:
+    lines = [("Location", other.url + "/v1/runs"), ("AgenticDriver-Version", "1.0")]
+    plain = Reply([compact(RESULT | {"runId": "r"})], status, [*lines, ("Content-Type", "application/json")])
+    host.answering(plain, Reply([framed(RUN)], status, [*lines, ("Content-Type", "text/event-stream")]))
+    with either.client(host.url) as client:
+        for function in (lambda: either.done(client.run, REQUEST), lambda: either.done(client.stream(REQUEST).result)):
+            with pytest.raises(Refused, match="HTTP_ERROR") as refused:
+                function()
+            assert (refused.value.status, refused.value.retryable) == (status, False)
+    assert (len(host.asked), other.asked) == (2, [])
+
+
+@pytest.mark.parametrize(("more", "code"), [(0, "LONG"), (1, "HTTP_ERROR")])
+def test_an_error_may_have_exactly_the_greatest_size(either: Either, host: Peer, more: int, code: str) -> None:
+    told = compact({"error": {"code": "LONG", "message": "", "retryable": False}})
+    host.answering(Reply([told + b" " * (wire.ERROR_BYTES_MAX + more - len(told))], 500))
+    with either.client(host.url) as client:
+        assert raised(either, client.run, REQUEST).code == code
+
+
+def test_an_error_that_does_not_come_is_told_by_its_status(
+    either: Either, host: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "GET_S", 0.2)
+    host.answering(Reply(head=b"HTTP/1.1 503 No\r\nContent-Length: 99\r\n\r\n{", ending="hold"))
+    with either.client(host.url) as client:
+        error = raised(either, client.run, REQUEST)
+        assert host.left.wait(DEADLINE_S)
+    assert (error.code, error.retryable) == ("HTTP_ERROR", True)
+
+
+@pytest.mark.parametrize(
+    ("media", "code"),
+    [
+        ("TEXT/Event-Stream ;charset=x", ""),
+        ("text/event-streams", "INVALID_RESPONSE"),
+        ("application/json", "INVALID_RESPONSE"),
+        (None, "INVALID_RESPONSE"),
+    ],
+)
+def test_a_stream_says_that_it_is_one(either: Either, host: Peer, media: str | None, code: str) -> None:
+    host.answering(Reply([framed(RUN)], headers=[("Content-Type", media)] if media else []))
+    with either.client(host.url) as client:
+        told, error = either.read(client.stream(REQUEST))
+    assert (len(told), error.code if error else "") == (0 if code else 4, code)
+
+
+@pytest.mark.parametrize(("more", "code"), [(0, ""), (1, "RESPONSE_TOO_LARGE")])
+def test_an_answer_may_have_exactly_the_greatest_size(either: Either, host: Peer, more: int, code: str) -> None:
+    told = compact(PROTOCOL)
+    host.answering(json_of(told + b" " * (wire.BODY_BYTES_MAX + more - len(told))))
+    with either.client(host.url) as client:
+        if code:
+            assert raised(either, client.protocol).code == code
+        else:
+            assert either.done(client.protocol).version == "1.0"
 
 
 def test_what_needs_a_stream_is_refused_before_it_is_sent(either: Either, host: Peer) -> None:
@@ -221,24 +295,112 @@ def test_a_stream_that_is_read_is_ended_from_another_thread(host: Peer, request_
     assert not thread.is_alive()
     assert host.left.wait(DEADLINE_S)
     assert len(host.asked) == 1
-    assert [error.code for error in errors] == ["INCOMPLETE_STREAM" if closed else "STREAM_CLOSED"]
+    assert [error.code for error in errors] == ["CLIENT_CLOSED" if closed else "STREAM_CLOSED"]
 
 
-def test_a_stream_that_is_read_is_ended_from_another_task(host: Peer, portal: BlockingPortal) -> None:
-    host.answering(stream(RUN[:1], ending="hold"), stream(RUN))
+SILENT = Reply(head=b"", ending="hold")
 
-    async def ended() -> str:
-        async with AsyncClient(host.url, token=TOKEN) as client, anyio.create_task_group() as tasks:
-            reading = client.stream(RESUMED)
-            await anext(reading)
-            tasks.start_soon(reading.close)
+
+@pytest.mark.parametrize("request_of", [REQUEST, RESUMED])
+@pytest.mark.parametrize("closed", ["stream", "client"])
+def test_whoever_waits_for_an_answer_to_begin_is_ended_from_another_thread(
+    host: Peer, request_of: Any, closed: str
+) -> None:
+    host.answering(SILENT, stream(RUN))
+    codes: list[str] = []
+    with Client(host.url, token=TOKEN) as client:
+        reading = client.stream(request_of)
+        thread = threading.Thread(target=lambda: codes.append(raised_by(next, reading)))
+        thread.start()
+        host.asked_for(1)
+        (client if closed == "client" else reading).close()
+        thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert host.left.wait(DEADLINE_S)
+    assert (codes, len(host.asked)) == ([f"{closed.upper()}_CLOSED"], 1)
+
+
+def raised_by(function: Any, *arguments: Any) -> str:
+    try:
+        function(*arguments)
+    except ClientError as error:
+        return error.code
+    return "nothing"
+
+
+def test_a_call_is_ended_by_closing_its_client_from_another_thread(host: Peer) -> None:
+    host.answering(SILENT)
+    codes: list[str] = []
+    with Client(host.url, token=TOKEN) as client:
+        thread = threading.Thread(target=lambda: codes.append(raised_by(client.run, REQUEST)))
+        thread.start()
+        host.asked_for(1)
+        client.close()
+        thread.join(DEADLINE_S)
+    assert (thread.is_alive(), codes) == (False, ["CLIENT_CLOSED"])
+
+
+@pytest.mark.parametrize("closed", ["stream", "client"])
+def test_a_pause_is_ended_by_closing(host: Peer, portal: BlockingPortal, closed: str) -> None:
+    """Of a minute, after which the stream would be continued."""
+    pausing = threading.Event()
+
+    class Slow(Patience, frozen=True):
+        @override
+        def pause_s(self, failures: int, chance: float, told_ms: int | None = None) -> float:
+            pausing.set()
+            return 60.0
+
+    host.answering(stream(RUN[:1]), stream(RUN[1:]))
+    codes: list[str] = []
+    with Client(host.url, token=TOKEN, patience=Slow()) as client:
+        reading = client.stream(RESUMED)
+        next(reading)
+        thread = threading.Thread(target=lambda: codes.append(raised_by(next, reading)))
+        thread.start()
+        assert pausing.wait(DEADLINE_S)
+        (client if closed == "client" else reading).close()
+        thread.join(DEADLINE_S)
+    assert (thread.is_alive(), codes, len(host.asked)) == (False, [f"{closed.upper()}_CLOSED"], 1)
+    host.answering(stream(RUN[:1]), stream(RUN[1:]))
+    assert portal.call(closed_by_another_task, host, RESUMED, closed, 1, Slow()) == codes[0]
+    assert len(host.asked) == 1
+
+
+async def closed_by_another_task(
+    host: Peer, request_of: Any, closed: str, events: int = 0, patience: Patience | None = None
+) -> str:
+    """The code that a task hears whose stream, or client, another one closes while it waits for what follows *events*."""
+    with anyio.fail_after(DEADLINE_S):
+        async with AsyncClient(host.url, token=TOKEN, patience=patience) as client, anyio.create_task_group() as tasks:
+            reading = client.stream(request_of)
+            for _ in range(events):
+                await anext(reading)
+
+            async def close() -> None:
+                await anyio.to_thread.run_sync(host.asked_for, 1)
+                while reading._errands._waiting is None:
+                    await anyio.lowlevel.checkpoint()
+                await (client if closed == "client" else reading).close()
+
+            reading._errands._waiting = None
+            tasks.start_soon(close)
             try:
                 await anext(reading)
             except ClientError as error:
                 return error.code
-        return "nothing"
+    return "nothing"
 
-    assert portal.call(ended) == "STREAM_CLOSED"
+
+@pytest.mark.parametrize("request_of", [REQUEST, RESUMED])
+@pytest.mark.parametrize("closed", ["stream", "client"])
+@pytest.mark.parametrize(("reply", "events"), [(SILENT, 0), (stream(RUN[:1], ending="hold"), 1)])
+def test_whoever_waits_is_ended_from_another_task(
+    host: Peer, portal: BlockingPortal, request_of: Any, closed: str, reply: Reply, events: int
+) -> None:
+    host.answering(reply, stream(RUN))
+    assert portal.call(closed_by_another_task, host, request_of, closed, events) == f"{closed.upper()}_CLOSED"
+    assert host.left.wait(DEADLINE_S)
     assert len(host.asked) == 1
 
 
@@ -286,12 +448,17 @@ def test_an_address_that_would_show_the_token_or_hides_something_is_refused(eith
 @pytest.mark.parametrize("url", ["http://localhost:1", "http://[::1]:1", "http://127.0.0.1", "https://example.org/a/b"])
 def test_addresses_of_this_machine_and_https_are_taken(url: str) -> None:
     assert wire.base_of(url) == url + "/"
+    assert wire.base_of(url.replace("http", "HTTP") + "//") == url + "/"
 
 
-@pytest.mark.parametrize("token", ["", "a b", "a\n", "ä", "x" * 4_097])
-def test_a_token_that_no_header_can_carry_is_refused(either: Either, token: str) -> None:
+@pytest.mark.parametrize("token", ["", "a b", "a\n", "ä", "x" * 4_097, None, b"bytes"])
+def test_a_token_that_no_header_can_carry_is_refused(either: Either, host: Peer, token: Any) -> None:
     with pytest.raises(Misuse, match="AUTH_REQUIRED"):
-        either.kind("http://127.0.0.1:1", token=token)
+        either.kind(host.url, token=token)
+    with either.client(host.url) as client:
+        client._driver.token = lambda: token
+        assert raised(either, client.protocol).code == "AUTH_REQUIRED"
+    assert host.asked == []
 
 
 def test_a_token_may_be_fetched_anew_each_time(either: Either, host: Peer) -> None:
@@ -332,3 +499,14 @@ def test_the_result_of_a_stream_is_its_end(either: Either, host: Peer) -> None:
         assert (error.code, error.retryable, error.outcome) == ("SOON", True, "uncertain")
         assert raised(either, client.stream(REQUEST).result).code == "INVALID_RESPONSE"
         assert raised(either, client.stream(REQUEST).result).code == "INVALID_STREAM"
+
+
+def test_a_stream_that_was_read_and_closed_has_a_result(either: Either, host: Peer) -> None:
+    host.answering(stream(RUN), stream(RUN))
+    with either.client(host.url) as client:
+        whole, left = client.stream(REQUEST), client.stream(REQUEST)
+        either.read(whole)
+        either.step(left)
+        either.done(left.close)
+        assert either.done(whole.result).text == "teal"
+        assert raised(either, left.result).code == "STREAM_CLOSED"

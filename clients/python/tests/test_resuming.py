@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from runstream_client import ConnectionLost, Patience, Refused
-from runstream_client.conformance.cases import compact
+from runstream_client import ClientError, ConnectionLost, Misuse, Patience, Refused
+from runstream_client.conformance.cases import compact, suite
 from runstream_client.conformance.peer import Peer, Reply
 
 from .conftest import QUICK, Either
@@ -72,6 +72,51 @@ def test_a_run_that_is_over_without_an_end_is_a_lie(either: Either, host: Peer) 
         assert either.read(client.stream(RESUMED))[1].code == "INVALID_STREAM"  # type: ignore[union-attr]
 
 
+def test_a_run_that_is_followed_from_its_last_event_has_nothing_more_to_tell(either: Either, host: Peer) -> None:
+    host.answering(*[Reply(status=204)] * 3)
+    with either.client(host.url) as client:
+        assert either.read(client.follow(RUN_ID, "4.d4")) == ([], None)
+        with pytest.raises(ClientError, match="INCOMPLETE_STREAM: the last event"):
+            either.done(client.follow(RUN_ID, "4").result)
+        assert either.read(client.follow(RUN_ID))[1].code == "INVALID_STREAM"  # type: ignore[union-attr]
+
+
+def test_an_answer_without_content_is_no_stream(either: Either, host: Peer) -> None:
+    host.answering(Reply(status=204), Reply(status=204))
+    with either.client(host.url) as client:
+        assert either.read(client.stream(RESUMED))[1].code == "INVALID_RESPONSE"  # type: ignore[union-attr]
+        assert either.read(client.stream(REQUEST))[1].code == "INVALID_RESPONSE"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("odd", ["4\r\nX: y", "4 ", "ä", "4" * 1_001])
+def test_a_cursor_that_no_header_can_carry_is_refused(either: Either, host: Peer, odd: str) -> None:
+    with either.client(host.url) as client:
+        with pytest.raises(Misuse, match="INVALID_CURSOR"):
+            client.follow(RUN_ID, odd)
+        with pytest.raises(Misuse, match="INVALID_CURSOR"):
+            either.done(client.runs.page, RUN_ID, odd)
+    assert host.asked == []
+
+
+def test_a_stream_never_changes_over_to_another_run(either: Either, host: Peer) -> None:
+    elsewhere = refusal("OPERATION_IN_PROGRESS", 409, runId="another")
+    host.answering(stream(RUN[:2]), elsewhere, stream(RUN[2:]))
+    with either.client(host.url) as client:
+        told, error = either.read(client.stream(KEYED))
+    assert ([event.raw for event in told], error and error.code) == (RUN[:2], "OPERATION_IN_PROGRESS")
+    assert asked(host)[1:] == [("GET", EVENTS, "2")]
+
+
+def test_evidence_without_its_sources_is_none_whoever_asked_for_it(either: Either, host: Peer) -> None:
+    evidence = suite("retrieval")["clientResult"]["base"]
+    whole = RUN[-1] | {"result": evidence | {"runId": RUN_ID}}
+    bare = RUN[-1] | {"result": {**evidence, "runId": RUN_ID, "sources": []}}
+    host.answering(stream([whole]), stream([bare]))
+    with either.client(host.url) as client:
+        assert either.read(client.follow(RUN_ID, "3"))[1] is None
+        assert either.read(client.follow(RUN_ID, "3"))[1].code == "INVALID_STREAM"  # type: ignore[union-attr]
+
+
 def test_refusals_that_may_pass_are_borne_and_others_are_told(either: Either, host: Peer, other: Peer) -> None:
     host.answering(stream(RUN[:2]), refusal("HOST_STARTING", 503), Reply(status=502, pieces=[b"<html>"]))
     other.answering(refusal("HOST_SHUTTING_DOWN", 503), refusal("HISTORY_LOST", 410, outcome="uncertain"))
@@ -93,7 +138,7 @@ def test_patience_ends(either: Either, host: Peer, other: Peer) -> None:
 def test_a_node_that_fell_silent_is_left(either: Either, host: Peer, other: Peer) -> None:
     host.answering(stream(RUN[:2], ending="hold"))
     other.answering(stream(RUN[2:]))
-    with either.client(host.url, other.url, patience=Patience(first_s=0.001, silence_s=0.2)) as client:
+    with either.client(host.url, other.url, patience=Patience(first_s=0.001, silence_s=1.0)) as client:
         told, error = either.read(client.stream(RESUMED))
     assert (error, [event.raw for event in told]) == (None, RUN)
     assert host.left.is_set()

@@ -2,15 +2,16 @@
 
 import ssl
 import subprocess
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from runstream_client import Unreachable
+from runstream_client import Client, ClientError, Unreachable
 from runstream_client.conformance.peer import DEADLINE_S, Peer, peer
 
-from .conftest import Either
+from .conftest import TOKEN, Either
 from .telling import REQUEST, RUN, stream
 
 
@@ -46,6 +47,28 @@ def test_an_authority_of_ones_own_is_trusted_where_it_was_named(
         either.step(reading)
         either.done(reading.close)
         assert safe.left.wait(DEADLINE_S)
+
+
+def test_a_read_of_what_is_encrypted_is_ended_from_another_thread(safe: Peer, certificate: tuple[Path, Path]) -> None:
+    safe.answering(stream(RUN[:1], ending="hold"))
+    errors: list[ClientError] = []
+    tls = ssl.create_default_context(cafile=str(certificate[0]))
+    with Client(safe.url, token=TOKEN, tls=tls) as client, client.stream(REQUEST) as reading:
+        next(reading)
+
+        def read() -> None:
+            try:
+                next(reading)
+            except ClientError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        reading.close()
+        thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert [error.code for error in errors] == ["STREAM_CLOSED"]
+    assert safe.left.wait(DEADLINE_S)
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(either: Either, safe: Peer) -> None:

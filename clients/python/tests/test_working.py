@@ -1,12 +1,18 @@
 """Tickets are executed and reviews decided while a run is read; and the events of a job come without pages."""
 
-import inspect
 import logging
 from typing import Any
 
 import pytest
 
-from runstream_client import AsyncClient, AsyncEventStream, Client, EventStream, Misuse, Refused, Tool
+from runstream_client import (
+    Client,
+    Misuse,
+    ProtocolBroken,
+    Refused,
+    Tool,
+    calls,
+)
 from runstream_client.conformance.peer import Peer, Reply, json_of
 
 from .conftest import QUICK, Either
@@ -179,9 +185,110 @@ def test_whoever_executes_tickets_does_not_join_a_run_that_others_began(either: 
     assert (error and error.code, len(host.asked)) == ("OPERATION_IN_PROGRESS", 1)
 
 
-def test_what_cannot_be_called_is_refused(either: Either, host: Peer) -> None:
-    with either.client(host.url) as client, pytest.raises(Misuse, match="INVALID_CALLBACK"):
-        client.work(REQUEST, tools=[tool(None)])
+@pytest.mark.parametrize("functions", [{}, {"function": 1}, {"function": noting([], 1), "long_function": print}])
+def test_what_cannot_be_called_is_refused(either: Either, host: Peer, functions: Any) -> None:
+    broken = Tool(name="look", description="Look it up.", input_schema={"type": "object"}, **functions)
+    approver: Any = 1
+    with either.client(host.url) as client:
+        for hands in ({"tools": [broken]}, {"approve": approver}):
+            with pytest.raises(Misuse, match="INVALID_CALLBACK"):
+                client.work(REQUEST, **hands)
+            with pytest.raises(Misuse, match="INVALID_CALLBACK"):
+                client.follow(RUN_ID, **hands)
+    assert host.asked == []
+
+
+def reporting(either: Either, seen: list[bool], times: int, then: Any = None) -> Tool:
+    """A tool that reports some *times*, and notes what it is told."""
+
+    def look(arguments: dict[str, Any], report: Any) -> int:
+        seen.extend(report() for _ in range(times))
+        return len(arguments)
+
+    async def look_slowly(arguments: dict[str, Any], report: Any) -> int:
+        for _ in range(times):
+            seen.append(await report())
+            if then is not None:
+                await then()
+        return len(arguments)
+
+    given: Any = look if either.kind is Client else look_slowly
+    return Tool(name="look", description="Look it up.", input_schema={"type": "object"}, long_function=given)
+
+
+def test_a_tool_that_takes_long_says_that_it_is_at_work_and_hears_whether_that_is_of_use(
+    either: Either, host: Peer
+) -> None:
+    seen: list[bool] = []
+    taken = answer(RECEIPT | {"status": "progress"})
+    host.answering(
+        stream(numbered(STARTED, TICKETED, DONE, COMPLETED)),
+        taken,
+        taken,
+        refusal("TOOL_EXECUTION_NOT_FOUND", 404),
+        answer(RECEIPT),
+    )
+    with either.client(host.url) as client:
+        told, error = either.read(client.work(REQUEST, tools=[reporting(either, seen, 3)]))
+    assert (error, len(told), seen) == (None, 4, [True, True, False])
+    assert [one.path for one in host.asked[1:]] == [
+        *["/v1/tool-executions/progress"] * 3,
+        "/v1/tool-executions/results",
+    ]
+    assert host.asked[1].body == b'{"executionId":"ex-1","runId":"%b","callId":"c-1"}' % RUN_ID.encode()
+    assert host.asked[4].body.endswith(b'"output":1}')
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        Reply(head=b""),
+        refusal("FORBIDDEN", 403),
+        refusal("HOST_SHUTTING_DOWN", 503),
+        answer(RECEIPT | {"status": "progress", "callId": "c-2"}),
+    ],
+)
+@pytest.mark.parametrize("request_of", [REQUEST, RESUMED])
+def test_a_report_that_is_lost_fails_no_call_and_is_not_sent_again(
+    either: Either, host: Peer, lost: Reply, request_of: Any
+) -> None:
+    seen: list[bool] = []
+    host.answering(stream(numbered(STARTED, TICKETED, DONE, COMPLETED)), lost, answer(RECEIPT))
+    with either.client(host.url) as client:
+        told, error = either.read(client.work(request_of, tools=[reporting(either, seen, 1)]))
+    assert (error, len(told), seen) == (None, 4, [True])
+    assert [one.path.rpartition("/")[2] for one in host.asked[1:]] == ["progress", "results"]
+
+
+def test_a_report_takes_no_longer_than_a_get(either: Either, host: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "GET_S", 0.2)
+    seen: list[bool] = []
+    host.answering(
+        stream(numbered(STARTED, TICKETED, DONE, COMPLETED)), Reply(head=b"HTTP/1.1 20", ending="hold"), answer(RECEIPT)
+    )
+    with either.client(host.url) as client:
+        told, error = either.read(client.work(REQUEST, tools=[reporting(either, seen, 1)]))
+    assert (error, len(told), seen) == (None, 4, [True])
+    assert host.left.is_set()
+
+
+def test_a_call_whose_client_was_closed_hears_that_nobody_waits(either: Either, host: Peer) -> None:
+    seen: list[bool] = []
+    host.answering(stream(numbered(STARTED, TICKETED), ending="hold"))
+    with either.client(host.url) as client:
+
+        def look(_: dict[str, Any], report: Any) -> None:
+            client.close()
+            seen.append(report())
+
+        async def look_slowly(_: dict[str, Any], report: Any) -> None:
+            await client.close()
+            seen.append(await report())
+
+        given: Any = look if either.kind is Client else look_slowly
+        long = Tool(name="look", description="Look it up.", input_schema={"type": "object"}, long_function=given)
+        _, error = either.read(client.work(REQUEST, tools=[long]))
+    assert (error and error.code, seen, len(host.asked)) == ("CLIENT_CLOSED", [False], 1)
 
 
 def test_the_events_of_a_job_come_without_pages(either: Either, host: Peer, other: Peer) -> None:
@@ -226,21 +333,27 @@ def test_an_inbox_and_a_page_of_a_run_are_read(either: Either, host: Peer) -> No
     assert delta("al")["text"] == RUN[2]["text"]
 
 
-def test_both_clients_have_the_same_calls() -> None:
-    blocking, awaiting = Client("http://127.0.0.1:1", token="t"), AsyncClient("http://127.0.0.1:1", token="t")
-    pairs: list[tuple[Any, Any]] = [(Client, AsyncClient), (EventStream, AsyncEventStream)]
-    groups = [name for name, value in vars(blocking).items() if not name.startswith("_")]
-    pairs += [(type(getattr(blocking, name)), type(getattr(awaiting, name))) for name in groups]
-    assert len(pairs) == 9
-    for one, two in pairs:
-        assert _surface(one) == _surface(two)
-        assert inspect.getdoc(one) == inspect.getdoc(two) or "threads may share it" in (inspect.getdoc(one) or "")
-
-
-def _surface(kind: Any) -> dict[str, Any]:
-    """Names and signatures, with what differs by nature taken out."""
-    found = {name: value for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
-    return {
-        name: [(one.name, one.kind, one.default) for one in inspect.signature(value).parameters.values()]
-        for name, value in found.items()
-    }
+@pytest.mark.parametrize(
+    ("change", "sound"),
+    [
+        ({}, True),
+        ({"hasMore": True}, False),
+        ({"events": [], "cursor": "1"}, True),
+        ({"events": [], "cursor": "1", "hasMore": True}, False),
+        ({"events": numbered(RUN[0], RUN[-1], RUN[1])[1:], "cursor": "3"}, False),
+        ({"runId": JOB_ID}, False),
+        ({"state": "lost"}, False),
+        ({"cursor": "3"}, False),
+    ],
+)
+def test_a_page_of_a_run_goes_on_to_its_end_and_not_further(
+    either: Either, host: Peer, change: dict[str, Any], *, sound: bool
+) -> None:
+    ended = {"runId": RUN_ID, "state": "completed", "events": RUN[1:], "cursor": "4.d4", "hasMore": False}
+    host.answering(answer(ended | change))
+    with either.client(host.url) as client:
+        if sound:
+            assert either.done(client.runs.page, RUN_ID, "1.d1").run_id == RUN_ID
+        else:
+            with pytest.raises(ProtocolBroken, match="INVALID_RESPONSE"):
+                either.done(client.runs.page, RUN_ID, "1.d1")

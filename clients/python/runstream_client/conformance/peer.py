@@ -5,6 +5,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -53,6 +54,14 @@ class Peer:
         self.replies = deque(replies)
         self.asked.clear()
         self.left.clear()
+
+    def asked_for(self, count: int) -> None:
+        """Wait until so many requests came."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while len(self.asked) < count:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{len(self.asked)} requests, and not {count}")
+            time.sleep(0.001)
 
     def serve(self) -> None:
         """Take connections until `close`."""
