@@ -55,7 +55,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_runs_per_subject: int = 100
     max_keys: int = 100_000
     max_workers: int = 32
-    """Host runs and jobs that a node executes at once."""
+    """Host runs that a node executes at once; where it takes jobs on too, the larger bound holds for both together."""
 
 
 class Creator(NamedTuple):
