@@ -104,20 +104,13 @@ class ResponsesDialect(Dialect):
         return {
             "id": "resp_1",
             "object": "response",
-            "created_at": 1_767_225_600,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "instructions": "Be brief.",
             "model": self.model,
             "output": [],
-            "parallel_tool_calls": True,
-            "reasoning": {"effort": "medium", "summary": None},
             "store": False,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
             "usage": None,
-            "metadata": {},
         }
 
     @override

@@ -17,6 +17,7 @@ policies = st.builds(Retry, st.integers(1, 5), st.integers(0, 60_000), st.intege
         (1, 0, Retry(3), 500),
         (2, 0, Retry(3), 1_000),
         (3, 0, Retry(3), None),
+        (4, 0, Retry(5), 4_000),
         (1, 700, Retry(3), 700),
         (1, 700.2, Retry(3), 701),
         (1, 30_001, Retry(3), None),
