@@ -271,6 +271,16 @@ def test_closing_the_stream_closes_the_connection(either: Either, host: Peer) ->
         assert host.left.wait(DEADLINE_S)
 
 
+def test_a_connection_is_closed_as_soon_as_the_run_has_ended(either: Either, host: Peer) -> None:
+    """Though the host keeps it open, and the caller asks for nothing more."""
+    host.answering(stream(RUN, more=b"\xff", ending="hold"))
+    with either.client(host.url) as client:
+        reading = client.stream(REQUEST)
+        assert [either.step(reading).type for _ in RUN][-1] == "run.completed"
+        assert host.left.wait(DEADLINE_S)
+        either.done(reading.close)
+
+
 @pytest.mark.parametrize(("request_of", "closed"), [(REQUEST, False), (RESUMED, False), (REQUEST, True)])
 def test_a_stream_that_is_read_is_ended_from_another_thread(host: Peer, request_of: Any, *, closed: bool) -> None:
     """By closing it, or its client; one that could be continued is not."""

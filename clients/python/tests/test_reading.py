@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runstream_client import ClientError
 from runstream_client.asked import Asked
 from runstream_client.conformance.cases import Case, all_cases, compact, suite
-from runstream_client.reading import RunReader, result_of
+from runstream_client.reading import TICKETS_MAX, RunReader, result_of
 from runstream_client.sse import FRAME_BYTES_MAX, FrameReader
 
 STREAMS = [case for case in all_cases() if case.op == "stream" and case.reply.status == 200]
@@ -117,6 +117,19 @@ def test_an_advisory_event_keeps_the_rules_of_every_event(change: dict[str, Any]
     advisory = {**PLAIN[0], "type": "later.thing", "sequence": 2, "optional": True, **change}
     body = b"".join(b"data: %b\n\n" % compact(event) for event in (PLAIN[0], advisory))
     assert judged(REQUEST, [body]) == (["run.started"], code)
+
+
+def test_a_run_has_no_more_tickets_than_it_may() -> None:
+    tool = {"name": "look", "description": "Look.", "inputSchema": {"type": "object"}}
+    events = [PLAIN[0]]
+    for number in range(1, TICKETS_MAX + 2):
+        call = {"id": f"c-{number}", "name": "look", "arguments": {}}
+        ticket = {"executionId": f"e-{number}", "runId": PLAIN[0]["runId"], "call": call}
+        events.append({**PLAIN[1], "type": "tool.execution.requested", "sequence": number + 1, "execution": ticket})
+    body = b"".join(b"data: %b\n\n" % compact(event) for event in events)
+    types, code = judged(REQUEST | {"tools": ["look"], "applicationTools": [tool]}, [body])
+    assert (types.count("tool.execution.requested"), code) == (TICKETS_MAX, "INVALID_STREAM")
+    assert TICKETS_MAX == 2_048
 
 
 def test_an_event_keeps_what_this_client_does_not_know() -> None:
