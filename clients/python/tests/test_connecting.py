@@ -187,9 +187,9 @@ def test_a_redirect_is_an_answer_and_nobody_is_asked_elsewhere(
     plain = Reply([compact(RESULT | {"runId": "r"})], status, [*lines, ("Content-Type", "application/json")])
     host.answering(plain, Reply([framed(RUN)], status, [*lines, ("Content-Type", "text/event-stream")]))
     with either.client(host.url) as client:
-        for function in (lambda: either.done(client.run, REQUEST), lambda: either.done(client.stream(REQUEST).result)):
+        for function, *arguments in ((client.run, REQUEST), (client.stream(REQUEST).result,)):
             with pytest.raises(Refused, match="HTTP_ERROR") as refused:
-                function()
+                either.done(function, *arguments)
             assert (refused.value.status, refused.value.retryable) == (status, False)
     assert (len(host.asked), other.asked) == (2, [])
 
