@@ -6,9 +6,13 @@ import pytest
 
 from runstream_client.conformance.cases import suite
 from runstream_client.evidence import Location
+from runstream_client.providers import Provider
+from runstream_client.records import Job
 from runstream_client.results import RunResult
 from runstream_client.shapes import shaped
 from runstream_client.strict_json import Unsound
+
+from .telling import job
 
 RESULT: Any = suite("context")["clientResult"]["base"]
 SOURCE: Any = RESULT["sources"][0]
@@ -69,6 +73,26 @@ def test_a_run_has_no_more_sources_than_it_may(count: int, *, sound: bool) -> No
     else:
         with pytest.raises(Unsound):
             shaped(RunResult, result)
+
+
+@pytest.mark.parametrize(
+    ("state", "cursor", "sound"), [("completed", 2, True), ("completed", 1, False), ("queued", 1, False)]
+)
+def test_a_job_that_has_ended_has_the_events_of_its_end(state: str, cursor: int, *, sound: bool) -> None:
+    if sound:
+        assert shaped(Job, job(cursor, state)).ended
+    else:
+        with pytest.raises(Unsound):
+            shaped(Job, job(cursor, state))
+
+
+@pytest.mark.parametrize("missing", ["tools", "textStreaming"])
+def test_a_provider_says_whether_it_can_do_what_everybody_asks_for(missing: str) -> None:
+    provider = suite("client-conformance")["bases"]["providers"]["providers"][0]
+    assert shaped(Provider, provider).capabilities
+    capable = {name: able for name, able in provider["capabilities"].items() if name != missing}
+    with pytest.raises(Unsound):
+        shaped(Provider, provider | {"capabilities": capable})
 
 
 @pytest.mark.parametrize("odd", [4.0, "4", True, None, -1, 2**53, 10**400])
