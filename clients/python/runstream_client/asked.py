@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 def same(said: object, expected: object, what: str) -> None:
     """Nothing, if what was *said* is what was *expected*."""
-    needed(said == expected and isinstance(said, bool) == isinstance(expected, bool), f"another {what}")
+    needed(said == expected, f"another {what}")
 
 
 def needed(holds: object, otherwise: str) -> None:

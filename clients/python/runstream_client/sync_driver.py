@@ -70,7 +70,7 @@ class Errands(Generic[T]):
         self._open: list[Opened] = []
         self._cut = threading.Event()
         self._read_now: socket.socket | None = None
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()  # a signal may close what its own thread reads
         driver.join(self)
 
     def run(self) -> Generator[Any, None, T]:

@@ -90,3 +90,13 @@ def test_a_review_that_nobody_here_decides_is_only_shown(either: Either, host: P
     with either.client(host.url) as client:
         told, error = either.read(client.work(reviewed))
     assert (error, len(told), len(host.asked)) == (None, 3, 1)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_step_of_a_sign_in_is_answered_with_its_one_attempt(either: Either, host: Peer, count: int) -> None:
+    found = suite("client-conformance")
+    attempt, request = found["bases"]["setup-ready"]["attempts"][0], found["requests"]["setup-status"]
+    other = attempt | {"id": "1a2b3c4d-5e6f-4a7b-8c9d-0e1f2a3b4c5d"}
+    host.answering(answer({"version": 1, "attempts": [attempt, other][:count]}))
+    with either.client(host.url) as client, pytest.raises(ProtocolBroken, match="INVALID_RESPONSE"):
+        either.done(client.management.setup, request)

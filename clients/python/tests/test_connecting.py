@@ -187,9 +187,9 @@ def test_a_redirect_is_an_answer_and_nobody_is_asked_elsewhere(
     plain = Reply([compact(RESULT | {"runId": "r"})], status, [*lines, ("Content-Type", "application/json")])
     host.answering(plain, Reply([framed(RUN)], status, [*lines, ("Content-Type", "text/event-stream")]))
     with either.client(host.url) as client:
-        for function in (lambda: either.done(client.run, REQUEST), lambda: either.done(client.stream(REQUEST).result)):
+        for function, *arguments in ((client.run, REQUEST), (client.stream(REQUEST).result,)):
             with pytest.raises(Refused, match="HTTP_ERROR") as refused:
-                function()
+                either.done(function, *arguments)
             assert (refused.value.status, refused.value.retryable) == (status, False)
     assert (len(host.asked), other.asked) == (2, [])
 
@@ -269,6 +269,16 @@ def test_closing_the_stream_closes_the_connection(either: Either, host: Peer) ->
         either.step(reading)
         either.done(reading.close)
         assert host.left.wait(DEADLINE_S)
+
+
+def test_a_connection_is_closed_as_soon_as_the_run_has_ended(either: Either, host: Peer) -> None:
+    """Though the host keeps it open, and the caller asks for nothing more."""
+    host.answering(stream(RUN, more=b"\xff", ending="hold"))
+    with either.client(host.url) as client:
+        reading = client.stream(REQUEST)
+        assert [either.step(reading).type for _ in RUN][-1] == "run.completed"
+        assert host.left.wait(DEADLINE_S)
+        either.done(reading.close)
 
 
 @pytest.mark.parametrize(("request_of", "closed"), [(REQUEST, False), (RESUMED, False), (REQUEST, True)])

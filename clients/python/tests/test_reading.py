@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runstream_client import ClientError
 from runstream_client.asked import Asked
 from runstream_client.conformance.cases import Case, all_cases, compact, suite
-from runstream_client.reading import RunReader, result_of
+from runstream_client.reading import TICKETS_MAX, RunReader, result_of
 from runstream_client.sse import FRAME_BYTES_MAX, FrameReader
 
 STREAMS = [case for case in all_cases() if case.op == "stream" and case.reply.status == 200]
@@ -84,12 +84,29 @@ def test_no_other_character_ends_a_line() -> None:
     assert [frame.data for frame in FrameReader().feed(f"data: {odd}\n\n".encode())] == [odd]
 
 
+def test_the_lines_of_data_are_joined_each_without_its_first_space() -> None:
+    body = b"data:  a \ndata:b\ndata\ndata :c\nDATA: d\ndata:\n\ndata\n\n: e\n\n"
+    assert [frame.data for frame in FrameReader().feed(body)] == [" a \nb\n"]
+
+
+@pytest.mark.parametrize("odd", [b"\xc3\n\xa9", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xff"])
+@pytest.mark.parametrize("field", [b": ", b"data: ", b"later: "])
+def test_each_line_is_utf_8_whatever_it_is_for(odd: bytes, field: bytes) -> None:
+    assert judged(REQUEST, [field + odd + b"\n\n"]) == ([], "INVALID_STREAM")
+
+
 def test_a_frame_may_have_exactly_the_greatest_size() -> None:
     for extra, ended in ((0, "INCOMPLETE_STREAM"), (1, "RESPONSE_TOO_LARGE")):
         started = {**PLAIN[0], "padding": ""}
         room = FRAME_BYTES_MAX - len(b"data: " + compact(started)) - len(b": note")
         started["padding"] = "x" * (room + extra)
         assert judged(REQUEST, [b": note\ndata: %b\n\n" % compact(started)])[1] == ended
+
+
+def test_each_frame_is_counted_for_itself() -> None:
+    half = b": %b\n\n" % (b"x" * (FRAME_BYTES_MAX // 2 + 1))
+    body = b"".join(half + b"data: %b\n\n" % compact(event) for event in PLAIN)
+    assert judged(REQUEST, [body]) == judged(REQUEST, [body.replace(half, b"")])
 
 
 @pytest.mark.parametrize(
@@ -117,6 +134,19 @@ def test_an_advisory_event_keeps_the_rules_of_every_event(change: dict[str, Any]
     advisory = {**PLAIN[0], "type": "later.thing", "sequence": 2, "optional": True, **change}
     body = b"".join(b"data: %b\n\n" % compact(event) for event in (PLAIN[0], advisory))
     assert judged(REQUEST, [body]) == (["run.started"], code)
+
+
+def test_a_run_has_no_more_tickets_than_it_may() -> None:
+    tool = {"name": "look", "description": "Look.", "inputSchema": {"type": "object"}}
+    events = [PLAIN[0]]
+    for number in range(1, TICKETS_MAX + 2):
+        call = {"id": f"c-{number}", "name": "look", "arguments": {}}
+        ticket = {"executionId": f"e-{number}", "runId": PLAIN[0]["runId"], "call": call}
+        events.append({**PLAIN[1], "type": "tool.execution.requested", "sequence": number + 1, "execution": ticket})
+    body = b"".join(b"data: %b\n\n" % compact(event) for event in events)
+    types, code = judged(REQUEST | {"tools": ["look"], "applicationTools": [tool]}, [body])
+    assert (types.count("tool.execution.requested"), code) == (TICKETS_MAX, "INVALID_STREAM")
+    assert TICKETS_MAX == 2_048
 
 
 def test_an_event_keeps_what_this_client_does_not_know() -> None:

@@ -127,6 +127,14 @@ def test_refusals_that_may_pass_are_borne_and_others_are_told(either: Either, ho
     assert (error.code, error.outcome) == ("HISTORY_LOST", "uncertain")
 
 
+@pytest.mark.parametrize("request_of", [REQUEST, RESUMED, KEYED])
+def test_a_host_that_takes_no_run_is_not_asked_again(either: Either, host: Peer, other: Peer, request_of: Any) -> None:
+    host.answering(refusal("QUEUE_FULL", 503), stream(RUN))
+    with either.client(host.url, other.url) as client:
+        told, error = either.read(client.stream(request_of))
+    assert (told, error and error.code, len(host.asked), other.asked) == ([], "QUEUE_FULL", 1, [])
+
+
 def test_patience_ends(either: Either, host: Peer, other: Peer) -> None:
     host.answering(stream(RUN[:2]))
     with either.client(host.url, other.url) as client:

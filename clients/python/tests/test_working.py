@@ -157,6 +157,18 @@ def test_a_refusal_that_leaves_the_run_waiting_is_told(either: Either, host: Pee
     assert error.code == "FORBIDDEN"
 
 
+@pytest.mark.parametrize("code", ["INVALID_TOOL_OUTPUT", "TOOL_OUTPUT_LIMIT"])
+def test_of_an_output_that_the_host_does_not_take_the_stream_tells_what_comes(
+    either: Either, host: Peer, code: str
+) -> None:
+    unsure = {"code": "TOOL_OUTCOME_UNCERTAIN", "message": "", "retryable": False, "outcome": "uncertain"}
+    told = numbered(STARTED, TICKETED, {"type": "run.failed", "error": unsure})
+    host.answering(stream(told), refusal(code, 400, outcome="uncertain"))
+    with either.client(host.url) as client:
+        events, error = either.read(client.work(REQUEST, tools=[tool(awaited(either, lambda _: "no"))]))
+    assert (error, [event.raw for event in events], len(host.asked)) == (None, told, 2)
+
+
 def test_what_was_settled_before_is_not_done_again_by_whoever_joins_a_run(either: Either, host: Peer) -> None:
     later = {
         "type": "tool.execution.requested",

@@ -92,8 +92,13 @@ class Peer:
 
     def _answered(self, connection: socket.socket, reply: Reply) -> None:
         connection.sendall(_head(reply) if reply.head is None else reply.head)
-        for piece in reply.pieces:
-            connection.sendall(piece)
+        try:
+            for piece in reply.pieces:
+                connection.sendall(piece)
+        except OSError:
+            if reply.ending == "hold":
+                self.left.set()
+            raise
         if reply.ending == "hold":
             self._held(connection)
         elif reply.ending == "reset":
