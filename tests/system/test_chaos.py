@@ -49,6 +49,8 @@ OFF_S = {0: -30, 2: 30} if clocks.MAY_BE_OFF else {}
 """By how much the clocks of hosts are ahead."""
 LOSSES = {"alone": (), "watched": ("HISTORY_LOST",)}
 """What the last moments of a server that died may cost: text is shown before a replica has it."""
+REPLICAS = {"alone": 0, "watched": 1}
+"""How many have what is acknowledged."""
 PAUSED = 8
 TICKS = 120
 TICKING: dict[str, Any] = {"ticking": {"turns": [{"repeat": {"text": "tick ", "times": TICKS}, "delay_ms": 50}]}}
@@ -86,7 +88,7 @@ async def test_whatever_happens_the_history_is_sound(built: Houses, redis: Liter
     async with built(shape) as house, looks.connected(house) as link:
         notes, owned, found = Notes(LOSSES[redis]), list[Owned](), [""]
         async with anyio.create_task_group() as watching:
-            watching.start_soon(looks.watched, link, owned)
+            watching.start_soon(looks.watched, link, owned, REPLICAS[redis])
             await _harmed(house, notes, seed)
             found = await _settled(house, notes, owned, link)
             watching.cancel_scope.cancel()

@@ -60,7 +60,7 @@ async def test_a_promoted_clock_that_is_off_takes_no_run_from_a_living_node_and_
         waiting = [await _asked_for_review(house, *one) for one in (("soon", 20_000), ("late", 600_000))]
         before = await _times(link)
         async with anyio.create_task_group() as watching:
-            watching.start_soon(looks.watched, link, owned)
+            watching.start_soon(looks.watched, link, owned, 0)
             async with anyio.create_task_group() as tasks:
                 begun = [anyio.Event() for _ in range(2 * STREAMS + 1)]
                 for number in range(2 * STREAMS):
