@@ -217,7 +217,7 @@ async def test_permits_of_settled_reviews_are_free_for_the_next_at_once() -> Non
     model = using(*(call("reviewed", f"c{number}") for number in range(5)))
     only = Caps(total=1)
     async with tooled(
-        model, MemoryStore(memory, "n1"), tool, approvals=only, node=replace(FAST, routine_ms=60_000)
+        model, MemoryStore(memory, "n1"), tool, approvals=only, node=replace(FAST, routine_ms=60_000, lease_ms=60_000)
     ) as host:
         run_id = await begun(host, REVIEWED, origin="foreground")
         for number in range(5):
