@@ -101,6 +101,7 @@ class FakeStage:
             if asked.method == "GET":
                 return Reply(parts=[msgspec.json.encode(self.dialect.listed((self.dialect.model,)))])
             assert asked.headers["accept"] == "text/event-stream"
+            assert asked.headers["accept-encoding"] == "identity"
             assert asked.headers["content-type"] == "application/json"
             self.dialect.check(asked)
             return reply(left.pop(0) if len(left) > 1 else left[0], self.dialect, self.way)

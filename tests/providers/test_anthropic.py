@@ -151,6 +151,7 @@ def test_blocks_grow_and_come_back_as_they_were() -> None:
         end(3),
         ends(None, output_tokens=2),
         ends("tool_use", output_tokens=7, cache_read_input_tokens=3, cache_creation_input_tokens=2),
+        ends(None),
         STOP,
         {"type": "error"},
     )

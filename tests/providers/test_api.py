@@ -1,6 +1,7 @@
 """An instance on the network: retries, bounds, cancellation, probes, and what is never repeated."""
 
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -15,7 +16,7 @@ from anyio.abc import SocketStream
 
 from actors.errors import Failed
 from actors.ports import Retry
-from providers import kit
+from providers import http, kit
 from providers.api import ApiModel
 from providers.discovery import Discovery
 from providers.http import Http, open_http
@@ -363,6 +364,18 @@ async def test_a_request_id_is_told_so_that_the_vendor_can_be_asked(caplog: pyte
     async with asking(lambda _: Reply(500, headers=("request-id: req_011CX",))) as (model, _):
         await failure(model)
     assert "provider it answered 500, request req_011CX" in caplog.text
+
+
+async def test_a_vendor_that_is_gone_for_good_is_noticed() -> None:
+    class Stream:
+        def get_extra_info(self, _: str) -> socket.socket:
+            return connection
+
+    with socket.socket() as connection:
+        await http._watched("connection.connect_tcp.started", {})
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+        await http._watched("connection.connect_tcp.complete", {"return_value": Stream()})
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
 
 
 # Probes.

@@ -76,6 +76,10 @@ def test_keep_alives_never_add_up() -> None:
     assert read(*[b": comment of twenty bytes\n\n" * 1_000] * 100, b"data: a\n\n") == [b"a"]
 
 
+def test_the_bounds_are_those_of_the_protocol() -> None:
+    assert (EVENT_BYTES_MAX, STREAM_BYTES_MAX) == (2_000_000, 10_000_000)
+
+
 def test_all_events_together_have_a_bound() -> None:
     event = b"data: " + b"x" * (STREAM_BYTES_MAX // 8) + b"\n\n"
     assert len(read(*[event] * 8)) == 8

@@ -128,7 +128,8 @@ def test_chunks_add_up_until_the_stream_ends() -> None:
 
 def test_a_call_without_an_id_gets_one_of_ours() -> None:
     called = {"functionCall": {"name": "lookup", "args": {"n": 1}}}
-    told = folded(CODEC, chunk(called, {"functionCall": {"name": "lookup", "id": "theirs"}}), STOP).turn
+    told, _, progress = folded(CODEC, chunk(called, {"functionCall": {"name": "lookup", "id": "theirs"}}), STOP)
+    assert progress == 1
     assert [(call.id.split("-")[0], bytes(call.arguments)) for call in told.tool_calls] == [
         ("made", b'{"n":1}'),
         ("theirs", b"{}"),
