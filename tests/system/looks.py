@@ -48,7 +48,7 @@ async def _noted(link: Link, owned: list[Owned], over: set[bytes], replicas: int
     *answers, counted, acked = await link.pipeline(
         [*asked, ("INCR", keys.barrier(keys.LEDGER_TAG)), ("WAIT", replicas, WAIT_MS)]
     )
-    if isinstance(counted, Exception) or acked < replicas:
+    if isinstance(counted, ReplyError) or isinstance(acked, ReplyError) or acked < replicas:
         return
     for key, (epoch, owner, ended) in zip(found, answers, strict=True):
         if owner:
