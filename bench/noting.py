@@ -115,7 +115,7 @@ async def _wishes(host: Host, noted: Noted) -> None:
 async def main(socket: str) -> None:
     """Serve until the input ends."""
     token = TokenEntry(digest=token_digest(TOKEN), subject="bench", providers=("talker",), jobs=("submit", "read"))
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         settings = Settings(
             state_dir=Path(folder),
             profile="standard",
