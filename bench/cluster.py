@@ -281,12 +281,14 @@ async def _seen(one: Node, two: Node, link: SocketLink, key: str) -> tuple[str, 
 async def _appends() -> list[Figure]:
     """Let one node append as fast as it can, and then two at once: as whole nodes, and as nothing but their stores."""
     return [
-        await _together(f"text deltas of {TALKING} runs that talk without pause, whole nodes", _talked),
+        await _together(f"text deltas of {TALKING} runs that talk without pause, whole nodes", _talked, FASTER),
         await _together("log events of 256 bytes, 64 runs at once each, stores alone", _appended),
     ]
 
 
-async def _together(name: str, measure: Callable[[PrivateServer, int], Awaitable[float]]) -> Figure:
+async def _together(
+    name: str, measure: Callable[[PrivateServer, int], Awaitable[float]], target: float | None = None
+) -> Figure:
     single: list[float] = []
     double: list[float] = []
     for _ in range(ROUNDS):
@@ -296,7 +298,8 @@ async def _together(name: str, measure: Callable[[PrivateServer, int], Awaitable
     ratio = median(two / one for one, two in zip(single, double, strict=True))
     told = f"appends of {NODES} nodes, {os.cpu_count()} cores, against one node: {name}"
     ours, raw = rate(median(double)), rate(median(single))
-    return Figure(told, ours, raw, f"{ratio:.2f}", f"at least {FASTER}", ratio >= FASTER)
+    wanted = "-" if target is None else f"at least {target}"
+    return Figure(told, ours, raw, f"{ratio:.2f}", wanted, target is None or ratio >= target)
 
 
 async def _talked(server: PrivateServer, count: int) -> float:
