@@ -20,12 +20,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import anyio
 import msgspec
 from anyio.abc import Process
 from msgspec import Struct
+from msgspec.structs import replace
 
 from eventstore.endpoint import TROUBLE, Endpoint, beside, said
 from eventstore.socket_link import bare_call
@@ -74,6 +75,21 @@ class _Record(Struct, frozen=True):
     pid: int
     socket: str
     token: str
+    family: str = ""
+    """What wrote the data, `Redis` or `Valkey`, and its version: the other kind, or an older one, may not read it."""
+    version: tuple[int, ...] = ()
+
+
+class _Binary(NamedTuple):
+    """A server that can be started."""
+
+    path: Path
+    family: str
+    version: tuple[int, ...]
+
+    def reads(self, last: _Record) -> bool:
+        """Whether it is sure to read what the server of *last* wrote."""
+        return not last.family or (self.family == last.family and self.version >= last.version)
 
 
 @asynccontextmanager
@@ -92,17 +108,18 @@ async def private_server(
     with (state_dir / "host.lock").open("a+") as host_lock, (state_dir / "server.lock").open("a+") as server_lock:
         _claim(host_lock, state_dir)
         await _clear(server_lock, state_dir, patience)
-        found, version = await _binary(binary)
+        last = _last(state_dir)
+        found = await _binary(binary, last)
         socket = _socket_path(state_dir, Path(tempfile.gettempdir()), os.geteuid())
         if socket.parent != state_dir:
             _make_private(socket.parent)
-        async with _running(found, state_dir, socket, server_lock, patience) as pid:
-            yield PrivateServer(socket, pid, found, version)
+        async with _running(found, last, state_dir, socket, server_lock, patience) as pid:
+            yield PrivateServer(socket, pid, found.path, found.version)
 
 
 @asynccontextmanager
 async def _running(
-    binary: Path, state_dir: Path, socket: Path, server_lock: IO[str], patience: Patience
+    binary: _Binary, last: _Record, state_dir: Path, socket: Path, server_lock: IO[str], patience: Patience
 ) -> AsyncGenerator[int]:
     """Run the server and its watchdog; both are gone afterwards."""
     token = secrets.token_hex(16)
@@ -110,7 +127,7 @@ async def _running(
     _rotate(log_path)
     with log_path.open("ab") as log:
         server = await anyio.open_process(
-            [str(binary), *_options(state_dir, socket, token)],
+            [str(binary.path), *_options(state_dir, socket, token)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -124,8 +141,10 @@ async def _running(
         start_new_session=True,
     )
     try:
-        _keep(_Record(server.pid, str(socket), token), state_dir)
+        record = _Record(server.pid, str(socket), token, last.family, last.version)
+        _keep(record, state_dir)
         await _ready(server, socket, log_path, patience)
+        _keep(replace(record, family=binary.family, version=binary.version), state_dir)
         async with beside(lambda: _mourn(server, watchdog, log_path)):
             yield server.pid
     finally:
@@ -233,16 +252,24 @@ async def _freed(lock: IO[str], pid: int | None, number: signal.Signals, wait_s:
 
 async def _leftover(state_dir: Path) -> int | None:
     """Return the process id of the server started here last, if one answers that knows its token."""
+    record = _last(state_dir)
     try:
-        record = msgspec.json.decode((state_dir / _RECORD).read_bytes(), type=_Record)
         async with bare_call(Endpoint(path=record.socket)) as call:
             answer = await call("CONFIG", "GET", "proc-title-template")
             about = await call("INFO", "server")
-    except (*TROUBLE, msgspec.DecodeError) as error:
+    except TROUBLE as error:
         _log.warning("%s: the server left behind does not answer: %s", state_dir, said(error))
         return None
     ours = answer == [b"proc-title-template", _title(record.token).encode()]
     return record.pid if ours and b"process_id:%d\r" % record.pid in about else None
+
+
+def _last(state_dir: Path) -> _Record:
+    """What is known of the server that was started here last."""
+    try:
+        return msgspec.json.decode((state_dir / _RECORD).read_bytes(), type=_Record)
+    except (OSError, msgspec.DecodeError):
+        return _Record(0, "", "")
 
 
 def _keep(record: _Record, state_dir: Path) -> None:
@@ -258,13 +285,21 @@ def _rotate(log: Path) -> None:
         log.replace(log.with_suffix(".log.old"))
 
 
-async def _binary(given: Path | None) -> tuple[Path, tuple[int, ...]]:
-    """Return the server binary to use and its version: the one given, or the first that fits."""
+async def _binary(given: Path | None, last: _Record) -> _Binary:
+    """Return the server to use: the one given, or the first that reads what there is, or the first that fits at all."""
+    fit: _Binary | None = None
     for path in [given] if given else _candidates():
-        version = await _version(path)
-        if version >= VERSION_MIN:
-            return path, version
-        _log.info("%s is not used: version %s", path, ".".join(map(str, version)) or "unknown")
+        binary = _Binary(path, *await _version(path))
+        if binary.version < VERSION_MIN:
+            _log.info("%s is not used: version %s", path, _dotted(binary.version) or "unknown")
+        elif given or binary.reads(last):
+            return binary
+        else:
+            fit = fit or binary
+    if fit is not None:
+        written = f"{last.family} {_dotted(last.version)}"
+        _log.warning("the data was written by %s, which is not there; %s may not be able to read it", written, fit.path)
+        return fit
     if given:
         raise LocalServerError(f"{given} is no Redis or Valkey server of version 7.0 or later; name another binary")
     raise LocalServerError(
@@ -281,15 +316,19 @@ def _candidates() -> Sequence[Path]:
     return [*map(Path, found), *(path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server"))]
 
 
-async def _version(binary: Path) -> tuple[int, ...]:
-    """Return the version *binary* prints; empty if it prints none."""
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+async def _version(binary: Path) -> tuple[str, tuple[int, ...]]:
+    """Return the family and the version that *binary* prints; empty what it does not print."""
     try:
         with anyio.fail_after(10):
             done = await anyio.run_process([str(binary), "--version"], check=False)
     except OSError:
-        return ()
-    found = re.search(rb"\bv=(\d+)\.(\d+)\.(\d+)", done.stdout)
-    return tuple(map(int, found.groups())) if found else ()
+        return "", ()
+    found = re.search(rb"(?:\b(\w+) server )?\bv=(\d+)\.(\d+)\.(\d+)", done.stdout)
+    return ((found[1] or b"").decode(), tuple(map(int, found.groups()[1:]))) if found else ("", ())
 
 
 async def _ready(server: Process, socket: Path, log: Path, patience: Patience) -> None:

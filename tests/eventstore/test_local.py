@@ -186,6 +186,27 @@ async def test_a_binary_that_does_not_fit_is_named(state_dir: Path, tmp_path: Pa
                 pass
 
 
+async def test_data_is_read_by_a_server_of_the_kind_that_wrote_it(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    alien = tmp_path / "redis-server"  # found first, and not able to read what the other wrote
+    alien.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Other server v=7.0.15 sha=0' && exit\nexit 1\n")
+    alien.chmod(0o755)
+    known = local._candidates()[-1]
+    monkeypatch.setattr(local, "_candidates", lambda: [known])
+    async with private_server(state_dir) as server, bare_call(server.endpoint) as call:
+        await call("SET", "kept", "1")
+    monkeypatch.setattr(local, "_candidates", lambda: [alien])
+    with pytest.raises(LocalServerError, match="ended with 1"):
+        async with private_server(state_dir):
+            pass
+    assert "may not be able to read it" in caplog.text
+    monkeypatch.setattr(local, "_candidates", lambda: [alien, known])
+    async with private_server(state_dir) as server, bare_call(server.endpoint) as call:
+        assert server.binary == known
+        assert await call("GET", "kept") == b"1"
+
+
 async def test_no_binary_at_all_is_said(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_candidates", list)
     with pytest.raises(LocalServerError, match="install"):
