@@ -335,8 +335,9 @@ class Scene:
         """Let the dead node's leases lapse; all that its client sees once it has gone on with the other node."""
         with anyio.fail_after(10):
             await self.store.dead.wait()
+        seen = [*self.seen]  # the dead node still hears, and its client may see more meanwhile
         self.clock.ahead_ms += 60_000
-        return self.seen + await followed(two, self.run_id, self.seen[-1].number if self.seen else 0)
+        return seen + await followed(two, self.run_id, seen[-1].number if seen else 0)
 
     async def _attend(self, host: Host, document: dict[str, Any]) -> None:
         async with host.attend(document, subject="ann") as attended:

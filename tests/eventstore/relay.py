@@ -61,7 +61,8 @@ async def _ended(opening: Coroutine[Any, Any, _Ends]) -> AsyncGenerator[_Ends]:
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()
+        if not writer.transport.is_closing():
+            writer.transport.abort()
 
 
 async def _accepted(plug: socket.socket, tls: ssl.SSLContext | None) -> _Ends:
