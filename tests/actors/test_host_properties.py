@@ -225,7 +225,9 @@ def test_nothing_of_a_host_run_goes_on_after_its_deadline(story: Told) -> None:
 @given(stories())
 def test_wire_clients_read_a_host_run_like_any_other_and_see_nothing_of_its_reviews(story: Told) -> None:
     items = items_of_log(story.log)
-    host_rules(framed(items), document(**wanted(*FACTS, approvals=None)), complete=isinstance(story.states[-1], run.Ended))
+    host_rules(
+        framed(items), document(**wanted(*FACTS, approvals=None)), complete=isinstance(story.states[-1], run.Ended)
+    )
     assert not any(wire_feed.event_type(item).startswith(b"approval.") for item in items)
 
 
