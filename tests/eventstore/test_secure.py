@@ -146,6 +146,8 @@ async def test_sentinels_and_their_primary_are_spoken_to_over_tls(yard: Yard, tm
     await replicates(replica, primary)
     async with relay(primary.endpoint, known.shown(), plain=True) as port:  # the sentinel wants no TLS, hosts do
         sentinel = await yard.sentinel("runs", primary, at=port)
+        # The relay lives in this test's own loop, and may be slow to answer: that is no reason to promote anybody.
+        await sentinel.ask("SENTINEL", "SET", "runs", "down-after-milliseconds", 60_000)
         async with relay(sentinel.endpoint, known.shown()) as there:
             redis = RedisSettings(
                 sentinels=(f"127.0.0.1:{there}",), sentinel_name="runs", tls=True, tls_ca=known.authority
