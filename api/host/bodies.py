@@ -27,7 +27,7 @@ RUN_ID_UNITS_MAX = 512
 
 Members = Mapping[str, Any]
 
-_CONTEXT = {
+CONTEXT_WORDS = {
     "runId": "run_id",
     "traceId": "trace_id",
     "requestId": "request_id",
@@ -39,6 +39,7 @@ _CONTEXT = {
     "agentId": "agent_id",
     "locale": "locale",
 }
+"""The texts of a context, by their names on the wire, in the order in which they are read."""
 
 
 class Malformed(Exception):
@@ -79,7 +80,7 @@ def _create(body: Members) -> CreateRun:
     if not isinstance(context, dict):
         raise Malformed("context-not-object", "context must be an object.")
     members = cast("Members", context)
-    words = {ours: string(members, theirs, "") for theirs, ours in _CONTEXT.items()}
+    words = {ours: string(members, theirs, "") for theirs, ours in CONTEXT_WORDS.items()}
     metadata = string_map(members, "metadata")
     sensitive = names.first_sensitive(metadata)
     if sensitive is not None:

@@ -6,7 +6,7 @@ Nothing here waits or looks at a host.
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
-from api.host.bodies import REVISION_MAX, RUN_ID_UNITS_MAX, TIME_MAX
+from api.host.bodies import CONTEXT_WORDS, REVISION_MAX, RUN_ID_UNITS_MAX, TIME_MAX
 from api.host.envelope import KEY_BYTES_MAX
 from api.host.failures import VERSION, Code
 from api.host.requests import DEFAULT_REASON, LIMIT, LIMIT_MAX, MUTATIONS, OPERATIONS
@@ -24,17 +24,6 @@ _MAP: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": RUN_ID_UNITS_MAX}
 _STATUS: Schema = {"enum": list(get_args(Status))}
 _ANYTHING: Schema = {"description": "Any JSON value."}
-_CONTEXT_WORDS = (
-    "traceId",
-    "requestId",
-    "tenantId",
-    "userId",
-    "applicationId",
-    "workspaceId",
-    "conversationId",
-    "agentId",
-    "locale",
-)
 
 
 def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
@@ -47,7 +36,8 @@ def _ref(name: str) -> Schema:
 
 
 _CONTEXT = _object(
-    {"runId": _NAME}, {**dict.fromkeys(_CONTEXT_WORDS, _TEXT), "deadlineUnixMs": _MAYBE_TIME, "metadata": _MAP}
+    {"runId": _NAME},
+    {word: _TEXT for word in CONTEXT_WORDS if word != "runId"} | {"deadlineUnixMs": _MAYBE_TIME, "metadata": _MAP},
 )
 _NAMED: Schema = {"runId": _NAME, "expectedRevision": _REVISION}
 _BODIES: Mapping[str, Schema] = {
