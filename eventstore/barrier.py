@@ -6,6 +6,7 @@ whichever server answered it first. Rounds run over two connections in turn; eac
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -28,6 +29,10 @@ _COUNT: Final = "#!lua flags=allow-oom\nreturn redis.call('INCR', KEYS[1])"
 _WAIT_MS: Final = 1_000
 _ROUND_MAX: Final = 512
 _AGAIN_S, _AGAIN_S_MAX = 0.01, 0.5
+
+
+ENDS_MAX: Final = 4_096
+"""How many of the ends that were found kept last are remembered."""
 
 
 class Short(Exception):
@@ -58,6 +63,27 @@ def proof(append: Append, tag: str) -> Proof | None:
 def end_of(tag: str, actor: str) -> Proof:
     """What shows that *actor* has ended, whoever ended it."""
     return Proof(tag, ("HGET", keys.heads(tag, actor), "x"), b"1")
+
+
+class KeptEnds:
+    """Actors whose ends are known to be kept, while one history of the server lasts: another may have lost them."""
+
+    def __init__(self) -> None:
+        self._history = ""
+        self._actors: OrderedDict[str, None] = OrderedDict()
+
+    def has(self, actor: str, history: str) -> bool:
+        """Whether the end of *actor* is kept in *history*."""
+        return history == self._history and actor in self._actors
+
+    def add(self, actor: str, history: str) -> None:
+        """Note that the end of *actor* is kept in *history*; of many the last ones are remembered."""
+        if history != self._history:
+            self._history = history
+            self._actors.clear()
+        self._actors[actor] = None
+        if len(self._actors) > ENDS_MAX:
+            self._actors.popitem(last=False)
 
 
 class _Waiter(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from eventstore import appends, clock, keys, words
-from eventstore.barrier import Barrier, Short, end_of, open_barrier, proof
+from eventstore.barrier import Barrier, KeptEnds, Short, end_of, open_barrier, proof
 from eventstore.comparing import keep_comparing
 from eventstore.endpoint import beside
 from eventstore.follow import Hub
@@ -90,6 +90,7 @@ class RedisStore:
         self._publish = publish
         self._patience_s = patience_s
         self._barrier = barrier
+        self._kept_ends = KeptEnds()
         self._receipts = receipts or Receipts()
         self._receipts.partitions = deployment.partitions
         self._receipts.on_lost = self._lose
@@ -149,12 +150,16 @@ class RedisStore:
         shown = proof(append, self._tag_of(append.parts[0].actor))
         if shown is None:
             return
+        history = self.history()
         try:
             await barrier.passed(shown)
         except Short as error:
             for part in append.parts:
                 await self._disown(part.actor)
             raise Unavailable(f"uncertain: {error}") from error
+        for part in append.parts:
+            if part.ended:
+                self._kept_ends.add(part.actor, history)
 
     async def _written(self, append: Append) -> Outcome:
         tag = self._tag_of(append.parts[0].actor) if append.parts else ""
@@ -231,12 +236,14 @@ class RedisStore:
 
     async def confirm_end(self, actor: str) -> None:
         """Return once the end of *actor* may be told; without a barrier, whatever was read may be."""
-        if self._barrier is None:
+        history = self.history()
+        if self._barrier is None or self._kept_ends.has(actor, history):
             return
         try:
             await self._barrier.passed(end_of(self._tag_of(actor), actor))
         except Short as error:
             raise Unavailable(f"uncertain: {error}") from error
+        self._kept_ends.add(actor, history)
 
     async def post(self, actor: str, entry: bytes) -> None:
         """Write to the outbox."""

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from eventstore import keys
-from eventstore.barrier import Barrier, Proof, Road, Short, open_barrier, proof
+from eventstore.barrier import ENDS_MAX, Barrier, KeptEnds, Proof, Road, Short, open_barrier, proof
 from eventstore.link import ConnectionLost, Link, ReplyError, Word
 from eventstore.reader import followed
 from eventstore.redis_store import RedisStore, open_redis_store
@@ -106,6 +106,33 @@ async def test_an_end_is_shown_to_nobody_before_a_replica_has_it(
             assert shown == []
     assert shown == [b"the end"]
     await store.confirm_end(RUN)
+
+
+async def test_an_end_that_was_found_kept_is_told_though_the_replica_is_gone_until_there_is_another_history(
+    pair: tuple[Server, Server], store: RedisStore
+) -> None:
+    await store.append(BEGIN)
+    await store.append(
+        one("end", Part(actor=RUN, log=1, events=(Event(b"end", 1),), items=(b"x",), epoch=1, ended=True))
+    )
+    with pair[1].frozen():
+        with anyio.fail_after(0.5):
+            await store.confirm_end(RUN)
+        store._receipts.history = "another"
+        with pytest.raises(Unavailable, match="uncertain"):
+            await store.confirm_end(RUN)
+    await store.confirm_end(RUN)
+    with pair[1].frozen(), anyio.fail_after(0.5):
+        await store.confirm_end(RUN)
+
+
+def test_of_many_kept_ends_the_last_are_remembered() -> None:
+    ends = KeptEnds()
+    for number in range(ENDS_MAX + 1):
+        ends.add(f"{number}", "history")
+    assert not ends.has("0", "history")
+    assert ends.has("1", "history")
+    assert not ends.has("1", "another")
 
 
 async def test_without_a_replica_it_is_uncertain_and_the_actor_is_forgotten_but_deltas_go_on(
