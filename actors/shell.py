@@ -95,7 +95,7 @@ class _Hot(Generic[S]):
 
     def __init__(self, actor: str, state: S, feed: Any) -> None:
         self.actor = actor
-        self.lock = anyio.Lock()
+        self.lock = anyio.Lock(fast_acquire=True)
         self.state = state
         self.feed = feed
         self.version = 0

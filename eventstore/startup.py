@@ -212,13 +212,28 @@ async def look_again(call: Call, profile: Profile, lease_ms: int, *, failover: b
 
 
 async def facts_of_all(doors: Doors) -> Mapping[str, Facts]:
-    """Ask every primary behind *doors* about itself; answers by address."""
+    """Ask every primary behind *doors* about itself; answers by address.
+
+    Raises:
+        ConnectionLost: one does not answer.
+        ReplyError: one refuses our account, or was demoted since it was found.
+        Unfit: its certificate is not trusted.
+    """
     return {repr(primary): await _facts_at(primary, failover=doors.failover) for primary in await doors.primaries()}
 
 
 async def _facts_at(server: Endpoint, *, failover: bool) -> Facts:
     async with open_link(server, name="runstream-check") as link:
-        return await facts(link.call, failover=failover)
+        told = await facts(link.call, failover=failover)
+    if failover:
+        _insist(told.info)
+    return told
+
+
+def _insist(info: Mapping[str, str]) -> None:
+    """Nothing, if the server of *info* is a primary; one that is none any more is a pause, until it is asked who is."""
+    if info.get("role", "master") != "master":
+        raise ReplyError("READONLY the server is a replica")
 
 
 def findings_of_all(profile: Profile, told: Mapping[str, Facts], lease_ms: int) -> Sequence[Finding]:
@@ -272,8 +287,7 @@ class Guard:
 
     async def __call__(self, call: Call, /) -> None:
         info = _info(await call("INFO", "replication"))
-        if info.get("role", "master") != "master":
-            raise Unfit("the server is a replica")
+        _insist(info)
         if self.pinned is not None:
             await _ours(call, self.pinned)
         self.replication_id = info.get("master_replid", "")

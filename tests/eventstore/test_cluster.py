@@ -50,23 +50,6 @@ async def store(cluster: ClusterYard) -> AsyncIterator[RedisStore]:
         yield store
 
 
-async def moved(cluster: ClusterYard, tag: str) -> Server:
-    """Move the slot of *tag* to another primary, key by key, and return that."""
-    slot = slot_of(tag)
-    source = await cluster.owner(slot)
-    target = next(server for server in await cluster.primaries() if server is not source)
-    ids = [(await server.ask("CLUSTER", "MYID")).decode() for server in (source, target)]
-    await target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
-    await source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
-    while found := await source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10):
-        names = [key.decode() for key in found]
-        await source.ask("MIGRATE", "127.0.0.1", target.endpoint.port, "", 0, 1_000, "KEYS", *names)
-    for server in (target, source, *cluster.servers):
-        if server in (target, source) or server in await cluster.primaries():
-            await server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
-    return target
-
-
 def test_the_slot_of_a_key_is_that_of_its_tag() -> None:
     assert slot_of(keys.log("{12.1}", run_id(1))) == keys.slot("12.1") == slot_of("{12.1}")
 
@@ -319,7 +302,7 @@ async def test_a_slot_that_moves_under_load_fails_no_append_and_followers_follow
     async with open_redis_store(Cluster(cluster.seeds), DEPLOYMENT, "two") as other, under_load(store, "one") as load:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow, other)
-            target = await moved(cluster, tag)
+            target = await cluster.moved(tag)
             await load.goes_on()
             shown = (await store.look(actor)).heads.feed
             await until(lambda: reached(seen, shown), 5)
@@ -416,7 +399,7 @@ async def test_a_channel_whose_slot_moves_is_heard_again(cluster: ClusterYard, s
     channel = keys.work_channel(TAGS[2])
     async with open_cluster_messages(slots, lambda name, _: heard.append(name), gap.set) as messages:
         await messages.subscribe(channel)
-        target = await moved(cluster, TAGS[2])
+        target = await cluster.moved(TAGS[2])
         with anyio.fail_after(5):
             await gap.wait()
 
@@ -431,7 +414,7 @@ async def test_a_subscription_where_the_map_is_out_of_date_finds_its_primary(
     cluster: ClusterYard, slots: Slots
 ) -> None:
     async with open_cluster_messages(slots, lambda *_: None, lambda: None) as messages:
-        target = await moved(cluster, TAGS[3])  # nobody told this map
+        target = await cluster.moved(TAGS[3])  # nobody told this map
         channel = keys.work_channel(TAGS[3])
         await messages.subscribe(channel)
         assert (await target.ask("PUBSUB", "SHARDNUMSUB", channel))[1] == 1

@@ -9,8 +9,9 @@ import pytest
 
 from eventstore import keys, startup
 from eventstore.fake_link import fake_server, open_fake_link
-from eventstore.link import Call, Link, ReplyError, Unfit, Word
+from eventstore.link import Call, Link, ReplyError, Unfit, Word, passing
 from eventstore.local import private_server
+from eventstore.shape import opened
 from eventstore.socket_link import bare_call, open_link
 from eventstore.startup import Facts, Guard, Profile, StartupRefused, findings
 from eventstore.store import Deployment
@@ -272,9 +273,22 @@ async def test_a_new_connection_must_reach_our_deployment_on_a_primary(tmp_path:
             async with open_link(server.endpoint, on_connected=guard):
                 pass
         await call("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(Unfit, match="replica"):
+        with pytest.raises(ReplyError, match="replica") as refused:
             async with open_link(server.endpoint, on_connected=guard):
                 pass
+        assert passing(refused.value)
+
+
+async def test_a_server_that_was_demoted_since_it_was_found_is_a_pause_where_another_is_promoted(
+    tmp_path: Path,
+) -> None:
+    async with private_server(tmp_path) as server, bare_call(server.endpoint) as call, opened(server.endpoint) as doors:
+        await call("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(ReplyError, match="replica") as refused:
+            await startup.facts_of_all(doors._replace(failover=True))
+        assert passing(refused.value)
+        (told,) = (await startup.facts_of_all(doors)).values()
+        assert [finding.what for finding in findings("local", told, 10_000)] == ["the server is a replica"]
 
 
 async def test_a_history_that_is_refused_is_looked_at_again_by_the_next_connection(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import anyio
 
 from eventstore.endpoint import TROUBLE, Endpoint
 from eventstore.link import ReplyError
-from eventstore.slots import serving
+from eventstore.slots import serving, slot_of
 from eventstore.socket_link import Limits, bare_call
 from tests import clocks
 
@@ -177,6 +177,28 @@ class ClusterYard:
         for server in self.servers:
             await until(partial(_sound, server, len(self.servers)))
         await until(self._settled)
+
+    async def is_sound(self) -> bool:
+        """Whether all that is so now."""
+        for server in self.servers:
+            if not await _sound(server, len(self.servers)):
+                return False
+        return await self._settled()
+
+    async def moved(self, tag: str) -> Server:
+        """Move the slot of *tag* to another primary, key by key, and return that."""
+        slot = slot_of(tag)
+        source, primaries = await self.owner(slot), await self.primaries()
+        target = next(server for server in primaries if server is not source)
+        ids = [(await server.ask("CLUSTER", "MYID")).decode() for server in (source, target)]
+        await target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+        await source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+        while found := await source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10):
+            names = [key.decode() for key in found]
+            await source.ask("MIGRATE", "127.0.0.1", target.endpoint.port, "", 0, 1_000, "KEYS", *names)
+        for server in (target, source, *primaries):
+            await server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+        return target
 
     async def _settled(self) -> bool:
         told = [await info(server.endpoint, "replication") for server in self.servers]

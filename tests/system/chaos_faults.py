@@ -11,7 +11,8 @@ from tests.system.cluster import drawn
 from tests.system.house import House
 from tests.system.looks import TROUBLE, connected
 from tests.system.processes import LEASE_MS, POLL_S
-from tests.system.servers import Watched
+from tests.system.servers import Servers, Watched
+from tests.system.spread import Spread
 
 PAUSED_S = LEASE_MS / 1_000 * 1.5
 APART_S = {"host": (0.8, 2.0), "redis": (0.3, 0.9)}
@@ -24,8 +25,10 @@ WATCHED: Mapping[str, Sequence[str]] = {
     "host": HARMS["host"],
     "redis": ("failover", "failover-frozen", "switch", "lag", "hang-up", "flush", "restart"),
 }
-"""What is done where a sentinel watches; of either, the first is done first."""
-PROMOTIONS = frozenset({"failover", "failover-frozen", "switch"})
+"""What is done where a sentinel watches; of each, the first is done first."""
+SPREAD: Mapping[str, Sequence[str]] = {"host": HARMS["host"], "redis": ("failover", "move", *WATCHED["redis"][1:])}
+"""What is done to a cluster."""
+PROMOTIONS = frozenset({"failover", "failover-frozen", "switch", "move"})
 
 
 class Harm:
@@ -35,7 +38,7 @@ class Harm:
         self.house = house
         self.done: Counter[str] = Counter()
         self._chances = {of: drawn(f"{seed} {of}") for of in HARMS}
-        self._harms = WATCHED if isinstance(house.servers, Watched) else HARMS
+        self._harms = _harms_to(house.servers)
         self._seconds = seconds
         self._whole = set(house.up)
         self._ways: dict[str, Callable[[], Awaitable[None]]] = {
@@ -50,7 +53,9 @@ class Harm:
             "lag": self._lag,
             "hang-up": self._hang_up,
         }
-        if isinstance(house.servers, Watched):
+        if isinstance(house.servers, Spread):
+            self._ways["move"] = house.servers.moved
+        if isinstance(house.servers, Watched | Spread):
             self._ways |= {
                 "failover": partial(house.servers.replaced, frozen=False),
                 "failover-frozen": partial(house.servers.replaced, frozen=True),
@@ -83,7 +88,7 @@ class Harm:
         """Whether it can be done now: a sentinel that knows of no replica promotes none."""
         servers = self.house.servers
         try:
-            return harm not in PROMOTIONS or not isinstance(servers, Watched) or await servers.ready()
+            return harm not in PROMOTIONS or not isinstance(servers, Watched | Spread) or await servers.ready()
         except TROUBLE:  # of a machine that is too busy to answer in time
             return False
 
@@ -112,7 +117,7 @@ class Harm:
         await self._told("flush", ("SCRIPT", "FLUSH"))
 
     async def _hang_up(self) -> None:
-        """Let the primary end all connections."""
+        """Let the primaries end all connections."""
         await self._told("hang-up", ("CLIENT", "KILL", "TYPE", "pubsub"), ("CLIENT", "KILL", "TYPE", "normal"))
 
     async def _told(self, harm: str, *commands: Sequence[str]) -> None:
@@ -123,12 +128,19 @@ class Harm:
             self.done[harm] -= 1
 
     async def _lag(self) -> None:
-        """Let the replica take nothing for a while."""
-        assert isinstance(self.house.servers, Watched)
-        with self.house.servers.lagging():
+        """Let a replica take nothing for a while."""
+        assert isinstance(self.house.servers, Watched | Spread)
+        async with self.house.servers.lagging():
             await anyio.sleep(self._chances["redis"].uniform(0.5, 2.5))
         await self.house.servers.whole()
 
     async def _outage(self) -> None:
         with self.house.servers.frozen():
             await anyio.sleep(self._chances["redis"].uniform(0.5, 2.0))
+
+
+def _harms_to(servers: Servers) -> Mapping[str, Sequence[str]]:
+    """What can be done where Redis is *servers*."""
+    if isinstance(servers, Spread):
+        return SPREAD
+    return WATCHED if isinstance(servers, Watched) else HARMS

@@ -1,7 +1,7 @@
 """Hosts on one Redis that all can be harmed: killed, paused, drained; the server stopped or started again; a node cut off.
 
 Node 0 reaches a Redis that is alone through a proxy, the others through its socket; a pair all reach through the proxy.
-The primary that a sentinel watches is looked for by all.
+The primary that a sentinel watches is looked for by all, and so are those of a cluster.
 """
 
 import json
@@ -20,7 +20,10 @@ from tests.strict_values import Object
 from tests.system.cluster import Cluster
 from tests.system.processes import LEASE_MS, inline, token_of
 from tests.system.proxy import Proxy, proxy_to
-from tests.system.servers import NAME, Alone, Pair, Servers, Watched, alone_in, pair_in, watched_in
+from tests.system.servers import KEPT, NAME, STRICT, Alone, Servers, Watched, alone_in, pair_in, watched_in
+from tests.system.spread import Spread, spread_in
+
+PARTITIONS = 4
 
 LOOK: Object = {
     "name": "look",
@@ -37,7 +40,7 @@ class Shape(NamedTuple):
     subjects: Sequence[str]
     hosts: int
     lease_ms: int = LEASE_MS
-    redis: Literal["alone", "pair", "watched"] = "alone"
+    redis: Literal["alone", "pair", "watched", "spread"] = "alone"
     off_s: Mapping[int, int] = {}
     """By how much the clock of a host is ahead."""
     promoted_off_s: int = 0
@@ -85,14 +88,22 @@ async def house_in(folder: Path, shape: Shape) -> AsyncIterator[House]:
                 await anyio.to_thread.run_sync(house.close)
 
 
-def _servers_in(folder: Path, shape: Shape) -> AbstractAsyncContextManager[Alone | Pair | Watched]:
-    if shape.redis == "alone":
-        return alone_in(folder)
-    return watched_in(folder) if shape.redis == "watched" else pair_in(folder, shape.promoted_off_s)
+def _servers_in(folder: Path, shape: Shape) -> AbstractAsyncContextManager[Servers]:
+    match shape.redis:
+        case "alone":
+            return alone_in(folder)
+        case "pair":
+            return pair_in(folder, shape.promoted_off_s)
+        case "watched":
+            return watched_in(folder)
+        case "spread":
+            return spread_in(folder, PARTITIONS, *KEPT, *STRICT)
 
 
-def _where(number: int, servers: Alone | Pair, proxy: Proxy) -> Object:
+def _where(number: int, servers: Servers, proxy: Proxy) -> Object:
     """The place of Redis in the settings of a host."""
+    if isinstance(servers, Spread):
+        return {"cluster": [repr(seed) for seed in servers.cluster.seeds]}
     if isinstance(servers, Watched):
         return {"sentinels": [repr(servers.sentinel.endpoint)], "sentinel_name": NAME}
     if isinstance(servers, Alone) and number:
@@ -112,8 +123,8 @@ def _text(where: Object, state_dir: Path, shape: Shape) -> str:
     entries = [tokens.toml(tokens.entry_for(token_of(one), subject=one, **grants)) for one in shape.subjects]
     return f"""
 state_dir = {json.dumps(str(state_dir))}
-profile = "{"strict" if shape.redis == "watched" else "standard"}"
-partitions = 4
+profile = "{"strict" if shape.redis in {"watched", "spread"} else "standard"}"
+partitions = {PARTITIONS}
 tools = "tests.system.chaos_tools"
 redis = {inline(where)}
 listen = {{ port = 0 }}

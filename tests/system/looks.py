@@ -3,7 +3,8 @@
 Models of the workload name their calls alike in each run, so here a call is called after its run too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import msgspec
 
 from eventstore import keys, words
 from eventstore.link import ConnectionLost, Link, ReplyError
-from eventstore.socket_link import SocketLink, open_link
 from eventstore.store import Entry
 from projections import wire_feed
 from tests.history import Effect, Kept, Owned, Written
@@ -25,9 +25,9 @@ TROUBLE = (ConnectionLost, ReplyError, OSError, TimeoutError)
 _EVERYTHING = ("-", "+")
 
 
-def connected(house: House) -> AbstractAsyncContextManager[SocketLink]:
+def connected(house: House) -> AbstractAsyncContextManager[Link]:
     """A connection of the test's own to the primary, whichever that is."""
-    return open_link(house.servers)
+    return house.servers.link()
 
 
 async def watched(link: Link, owned: list[Owned], replicas: int) -> None:
@@ -43,25 +43,29 @@ async def watched(link: Link, owned: list[Owned], replicas: int) -> None:
 
 
 async def _noted(link: Link, owned: list[Owned], over: set[bytes], replicas: int) -> None:
-    found: Sequence[bytes] = [key for key in await link.call("KEYS", "*:h:*") if key not in over]
-    asked = [("HMGET", key, "e", "o", "x") for key in found]
-    *answers, counted, acked = await link.pipeline(
-        [*asked, ("INCR", keys.barrier(keys.LEDGER_TAG)), ("WAIT", replicas, WAIT_MS)]
-    )
-    if isinstance(counted, ReplyError) or isinstance(acked, ReplyError) or acked < replicas:
-        return
-    for key, (epoch, owner, ended) in zip(found, answers, strict=True):
-        if owner:
-            owned.append(Owned(_actor_of(key), int(epoch), owner.decode()))
-        if ended == b"1":
-            over.add(key)
+    by_tag: dict[str, list[bytes]] = defaultdict(list)
+    for key in await link.call("KEYS", "*:h:*"):
+        if key not in over:
+            by_tag[_tag_of(key)].append(key)
+    for tag, found in by_tag.items():
+        asked = [("HMGET", key, "e", "o", "x") for key in found]
+        *answers, counted, acked = await link.pipeline(
+            [*asked, ("INCR", keys.barrier(tag)), ("WAIT", replicas, WAIT_MS)]
+        )
+        if isinstance(counted, ReplyError) or isinstance(acked, ReplyError) or acked < replicas:
+            continue
+        for key, (epoch, owner, ended) in zip(found, answers, strict=True):
+            if owner:
+                owned.append(Owned(_actor_of(key), int(epoch), owner.decode()))
+            if ended == b"1":
+                over.add(key)
 
 
 async def kept_in(link: Link) -> list[Kept]:
     """Read all actors."""
     found: list[Kept] = []
     for key in await link.call("KEYS", "*:h:*"):
-        tag, actor = key.decode().split(":", 1)[0], _actor_of(key)
+        tag, actor = _tag_of(key), _actor_of(key)
         answers = await link.pipeline(
             [
                 ("HMGET", key, *words.FIELDS),
@@ -136,6 +140,10 @@ async def effects_in(calls: Path) -> list[Effect]:
     noted = anyio.Path(calls)
     lines = (await noted.read_text()).splitlines() if await noted.exists() else []
     return [Effect(run, call_of(run, call), "note") for run, call, _ in map(str.split, lines)]
+
+
+def _tag_of(key: bytes) -> str:
+    return key.decode().split(":", 1)[0]
 
 
 def _actor_of(key: bytes) -> str:

