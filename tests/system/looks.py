@@ -52,7 +52,7 @@ async def _noted(link: Link, owned: list[Owned], over: set[bytes], replicas: int
         *answers, counted, acked = await link.pipeline(
             [*asked, ("INCR", keys.barrier(tag)), ("WAIT", replicas, WAIT_MS)]
         )
-        if isinstance(counted, ReplyError) or isinstance(acked, ReplyError) or acked < replicas:
+        if any(isinstance(one, ReplyError) for one in (*answers, counted, acked)) or acked < replicas:
             continue
         for key, (epoch, owner, ended) in zip(found, answers, strict=True):
             if owner:
@@ -73,6 +73,9 @@ async def kept_in(link: Link) -> list[Kept]:
                 ("XRANGE", keys.feed(tag, actor), *_EVERYTHING),
             ]
         )
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                raise answer
         heads = words.heads(answers[0])
         log = [_written(actor, one) for one in words.entries(answers[1], "")]
         feed = {item.number: wire_feed.numbered(item.number, item.data) for item in words.items(answers[2])}

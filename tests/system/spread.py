@@ -32,19 +32,26 @@ class Everywhere:
 
     async def call(self, *words: Word) -> Any:
         """The answer; of several, all that they list."""
-        if key_in(words):
-            return await self._link.call(*words)
-        return [one for found in await self._of_each([words]) for one in found[0]]
+        told = _text(words)
+        if key_in(told):
+            return await self._link.call(*told)
+        return [one for (found,) in await self._of_each([told]) for one in found]
 
     async def pipeline(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         """The replies; of several that were asked the same, those of the first."""
-        if any(key_in(words) for words in commands):
-            return await self._link.pipeline(commands)
-        return (await self._of_each(commands))[0]
+        told = [_text(words) for words in commands]
+        if any(map(key_in, told)):
+            return await self._link.pipeline(told)
+        return (await self._of_each(told))[0]
 
     async def _of_each(self, commands: Sequence[Sequence[Word]]) -> list[list[Any]]:
         primaries = {id(link): link for link in map(self._link.of, self._tags)}
         return await asyncio.gather(*(link.pipeline(commands) for link in primaries.values()))
+
+
+def _text(words: Sequence[Word]) -> Sequence[Word]:
+    """*words*, whose keys can be recognised."""
+    return [word.decode() if isinstance(word, bytes) else word for word in words]
 
 
 class Spread:
