@@ -166,6 +166,7 @@ class ClusterMessages:
             self._at[channel] = None
             await at.unsubscribe(channel)
         if moved:
+            self._on_gap()  # before anything is heard there: it may be another history that goes on
             self._tasks.start_soon(self._follow, [channel for channel, _ in moved])
 
     async def _follow(self, moved: Sequence[str]) -> None:

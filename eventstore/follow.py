@@ -62,6 +62,8 @@ class _Tail:
         self._items: list[Item] = []
         self._bytes = 0
         self._last = 0
+        self._latest: Item | None = None
+        """What was kept last."""
         self._ended = False
         self._gap = False
         self._news = False
@@ -70,6 +72,9 @@ class _Tail:
     def offer(self, items: Sequence[Item], size: int, head: int, *, ended: bool) -> None:
         """Keep *items*, together *size* bytes, unless something before them or up to *head* was not heard."""
         last = self._last
+        if self._contradict(items):
+            self.gap()
+            return
         fresh = following(items, last)
         if items and not fresh and ended <= self._ended:
             return
@@ -125,6 +130,7 @@ class _Tail:
         if self._gap:
             return
         self._items.extend(items)
+        self._latest = items[-1]
         self._bytes += size
         if self._bytes > self._bytes_max:
             self._break()
@@ -132,7 +138,16 @@ class _Tail:
     def _break(self) -> None:
         self._gap = True
         self._items = []
+        self._latest = None
         self._bytes = 0
+
+    def _contradict(self, items: Sequence[Item]) -> bool:
+        """Whether *items* have something else under the number of what was kept last: one of both was lost."""
+        latest = self._latest
+        if latest is None or not items or items[0].number > latest.number:
+            return False
+        at = latest.number - items[0].number
+        return at < len(items) and items[at].data != latest.data
 
     def _wake(self) -> None:
         self._news = True

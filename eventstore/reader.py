@@ -1,6 +1,7 @@
 """One reader of one actor's feed: everything after its cursor, each item once and in order, until the end.
 
 What its tail heard is a hint; a gap, a silence or a full buffer sends it back to the feed.
+There it looks at the item that it yielded last, too: a primary that was replaced may publish what its successor has not.
 """
 
 import random
@@ -9,7 +10,7 @@ from contextlib import AsyncExitStack
 
 import anyio
 
-from eventstore.store import Heard, HistoryLost, Item, Store, Tail, Unavailable
+from eventstore.store import Heard, HistoryLost, Item, Page, Store, Tail, Unavailable
 
 _RETRY_S, _RETRY_S_MAX = 0.05, 2.0
 
@@ -39,17 +40,17 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
     Raises:
         CursorAhead: *after* is beyond the feed.
         CursorTooOld: what follows *after* is no longer kept.
-        HistoryLost: the store lost what it should keep.
+        HistoryLost: the store lost what it should keep, or has something else under a number that was yielded.
     """
     outage = _Outage(heartbeat_s)
-    last, behind = after, True
+    last, shown, behind = after, None, True
     tail: Tail | None = None
     async with AsyncExitStack() as stack:
         while True:
             try:
                 if tail is None:
                     tail = await stack.enter_async_context(store.follow(actor))
-                news = await _read(store, actor, last, tail) if behind else await tail.heard(heartbeat_s)
+                news = await _read(store, actor, last, shown, tail) if behind else await tail.heard(heartbeat_s)
                 if news is not None and news.ended:
                     await store.confirm_end(actor)
             except CursorAhead as error:
@@ -70,23 +71,43 @@ async def followed(store: Store, actor: str, after: int, *, heartbeat_s: float) 
                 continue
             items = news.items if behind else following(news.items, last)
             gap = not behind and (news.gap or not _meets(news.items, last))
+            ended_unseen = news.ended and not items and not behind
             if items and not gap:
-                last = items[-1].number
+                last, shown = items[-1].number, hash(items[-1].data)
                 yield items
-            behind = gap or last < news.head
+            behind = gap or last < news.head or ended_unseen
             if news.ended and not behind:
                 return
 
 
-async def _read(store: Store, actor: str, after: int, tail: Tail) -> Heard:
+async def _read(store: Store, actor: str, after: int, shown: int | None, tail: Tail) -> Heard:
     """Read the feed once, as if it had been heard by *tail*; refuses a cursor that does not fit it."""
-    page = await store.page(actor, after)
+    page = await _page(store, actor, after, shown)
     if after > page.heads.feed:
         raise CursorAhead(after, page.heads.feed)
     if after + 1 < page.heads.oldest:
         raise CursorTooOld(after, page.heads.oldest)
     tail.read_to(page.heads.feed)
     return Heard(page.items, page.heads.feed, page.heads.ended)
+
+
+async def _page(store: Store, actor: str, after: int, shown: int | None) -> Page:
+    """Read what follows *after*, whose item, if it was *shown*, must still be there and have that hash.
+
+    Raises:
+        HistoryLost: it is not.
+    """
+    if shown is None:
+        return await store.page(actor, after)
+    page = await store.page(actor, after - 1)
+    if page.heads.oldest > after:
+        return await store.page(actor, after)
+    if page.items and hash(page.items[0].data) != shown:
+        raise HistoryLost(actor)
+    rest = page.items[1:]
+    if not rest and page.heads.feed > after:  # it was so long that it filled the page
+        return await store.page(actor, after)
+    return page._replace(items=rest)
 
 
 def _meets(items: Sequence[Item], last: int) -> bool:

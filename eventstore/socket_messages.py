@@ -189,10 +189,12 @@ class SocketMessages:
         """Connect once and subscribe to everything wanted; raises one of `endpoint.TROUBLE`."""
         with anyio.fail_after(self._hearing.connect_s):
             endpoint = await found(self._place)
-            ear = await dial(endpoint, lambda: _Ear(self._hearing, self._on_message))
+            ear = await dial(endpoint, lambda: _Ear(self._hearing, self._heard))
             try:
                 await _all([ear.send(b"", "", *words) for words in greeting(endpoint, self._name)])
                 self._ear = ear
+                if self._wanted:
+                    self._on_gap()  # before anything is heard: it may be another history that goes on here
                 self._wanted = {channel: self._subscribed(ear, channel) for channel in self._wanted}
                 await _all([confirmed for confirmed in self._wanted.values() if confirmed is not None])
             except BaseException:
@@ -208,6 +210,11 @@ class SocketMessages:
             self._ear.drop()
         self._ear = None
         self._back.set()
+
+    def _heard(self, channel: str, data: bytes) -> None:
+        """Hand a message on, unless its channel was left: another server may speak for it now."""
+        if channel in self._wanted:
+            self._on_message(channel, data)
 
     def _subscribed(self, ear: _Ear, channel: str) -> asyncio.Future[Any]:
         return ear.send(self._prefix.lower().encode() + b"subscribe", channel, f"{self._prefix}SUBSCRIBE", channel)
@@ -250,7 +257,9 @@ async def open_messages(
     name: str = "runstream-ear",
     hearing: Hearing | None = None,
 ) -> AsyncGenerator[SocketMessages]:
-    """Connect to *place* and stay subscribed; *on_gap* is called after each reconnect, once all is confirmed again.
+    """Connect to *place* and stay subscribed; *on_gap* is called twice after each reconnect.
+
+    First before anything is heard, and then once all is confirmed again, so that whoever reads then misses nothing.
 
     Both callbacks run in the reader: they must only note and return.
 

@@ -57,6 +57,7 @@ class Feed:
         self.oldest = 1
         self.fails = 0
         self.reads = 0
+        self.page_items = 3
         self.lacks = 0
         """How often a replica still lacks the end."""
 
@@ -70,7 +71,7 @@ class Feed:
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
         return self.hub.tail(actor)
 
-    async def page(self, _: str, after: int, bytes_max: int = 3) -> Page:
+    async def page(self, _: str, after: int) -> Page:
         self.reads += 1
         await anyio.lowlevel.checkpoint()
         if self.fails:
@@ -78,7 +79,7 @@ class Feed:
             raise Unavailable("paused")
         heads = Heads(feed=len(self.items), oldest=self.oldest, ended=self.ended)
         some = [Item(number, data) for number, data in enumerate(self.items, 1) if number > after]
-        return Page(heads, some[:bytes_max] if after + 1 >= self.oldest else [])
+        return Page(heads, some[: self.page_items] if after + 1 >= self.oldest else [])
 
     async def confirm_end(self, _: str) -> None:
         self.lacks -= 1
@@ -187,6 +188,16 @@ def test_bytes_that_are_no_message_are_a_value_error(data: bytes) -> None:
     except ValueError:
         return
     assert data.count(b"|") == 3
+
+
+async def test_something_else_under_a_known_number_sends_the_reader_to_the_feed() -> None:
+    hub = Hub(Channels(), str)
+    async with hub.tail(A) as tail:
+        hub.push(A, 1, [b"a", b"b"], 2, False)
+        hub.push(A, 2, [b"B", b"c"], 3, False)
+        assert await tail.heard(1) == Heard([], 2, False, gap=True)
+        hub.push(A, 2, [b"B", b"c"], 3, False)
+        assert numbers(await tail.heard(1)) == [3]
 
 
 async def test_a_message_that_cannot_be_read_sends_readers_to_the_feed() -> None:
@@ -467,3 +478,66 @@ async def test_what_is_read_after_a_loss_is_not_sent() -> None:
         feed.hub.lose(A)
         with pytest.raises(HistoryLost):
             await taken(reader)
+
+
+async def test_a_reader_that_was_shown_what_another_history_has_not_is_told_and_shown_nothing_of_that() -> None:
+    """A primary that was replaced and does not know it yet publishes what its successor never had."""
+    feed = Feed()
+    feed.append(b"a")
+    async with aclosing(feed.follower()) as reader:
+        assert await taken(reader, 1) == [Item(1, b"a")]
+        feed.hub.push(A, 2, [b"lost"], 2, False)
+        assert await taken(reader, 1) == [Item(2, b"lost")]
+        feed.append(b"b", b"c", heard=False)
+        feed.hub.gap()
+        with pytest.raises(HistoryLost):
+            await anext(reader)
+
+
+@pytest.mark.parametrize("news", [(3, [b"c"]), (2, [b"b", b"c"])])
+async def test_a_reader_meets_another_history_in_its_first_message(news: tuple[int, list[bytes]]) -> None:
+    feed = Feed()
+    feed.append(b"a")
+    async with aclosing(feed.follower()) as reader:
+        assert await taken(reader, 1) == [Item(1, b"a")]
+        feed.hub.push(A, 2, [b"lost"], 2, False)
+        assert await taken(reader, 1) == [Item(2, b"lost")]
+        feed.append(b"b", b"c", heard=False)
+        feed.hub.push(A, *news, 3, False)
+        feed.hub.gap()
+        with pytest.raises(HistoryLost):
+            await anext(reader)
+
+
+async def test_an_end_under_a_number_that_was_shown_as_something_else_is_no_end() -> None:
+    feed = Feed()
+    feed.append(b"a")
+    async with aclosing(feed.follower()) as reader:
+        assert await taken(reader, 1) == [Item(1, b"a")]
+        feed.hub.push(A, 2, [b"lost"], 2, False)
+        assert await taken(reader, 1) == [Item(2, b"lost")]
+        feed.append(b"the end", ended=True)
+        with pytest.raises(HistoryLost):
+            await anext(reader)
+
+
+async def test_an_item_that_fills_a_page_is_looked_at_and_gone_beyond() -> None:
+    feed = Feed()
+    feed.page_items = 1
+    feed.append(b"a")
+    async with aclosing(feed.follower()) as reader:
+        assert await taken(reader, 1) == [Item(1, b"a")]
+        feed.append(b"b", b"c", heard=False, ended=True)
+        feed.hub.gap()
+        assert await taken(reader) == [Item(2, b"b"), Item(3, b"c")]
+
+
+async def test_what_was_shown_and_trimmed_since_is_not_looked_for() -> None:
+    feed = Feed()
+    feed.append(b"a", b"b")
+    async with aclosing(feed.follower()) as reader:
+        assert await taken(reader, 2) == [Item(1, b"a"), Item(2, b"b")]
+        feed.oldest = 3
+        feed.append(b"c", heard=False, ended=True)
+        feed.hub.gap()
+        assert await taken(reader) == [Item(3, b"c")]

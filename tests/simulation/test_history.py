@@ -154,6 +154,23 @@ def test_of_a_lost_history_readers_may_have_seen_more_than_is_stored() -> None:
     assert faults(lost(*seen, lost_read("di", "run.started", "step.started", "run.failed"))) == []
 
 
+def replaceable(read: Read) -> History:
+    """The sound history over servers that may be replaced, as somebody saw it besides."""
+    return also(reads=read)._replace(may_lose=True)
+
+
+def run_read(*data: bytes, over: bool = False) -> Read:
+    return Read("bo", RUN, 0, list(enumerate(data, 1)), over=over)
+
+
+def test_where_servers_are_replaced_a_reader_without_an_end_may_have_seen_what_was_lost_and_nothing_after_it() -> None:
+    assert faults(replaceable(run_read(item(SHOWN[0], 1), DELTA))) == []
+    after = run_read(item(SHOWN[0], 1), DELTA, item(SHOWN[2], 3))
+    assert faults(replaceable(after)) == ["bo saw number 3 of run after what was lost of it"]
+    ended = run_read(*(item(kind, number) for number, kind in enumerate(SHOWN[:-1], 1)), DELTA, over=True)
+    assert any("something else under 6" in fault for fault in faults(replaceable(ended)))
+
+
 BROKEN: Mapping[str, tuple[History, str]] = {
     "an event that is missing": (
         with_actor(RUN, log=[*actor(RUN).log[:3], *actor(RUN).log[4:]]),

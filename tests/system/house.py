@@ -57,6 +57,11 @@ class House(Cluster):
         self.servers = servers
         self.proxy = proxy
 
+    @property
+    def replaceable(self) -> bool:
+        """Whether another server may take the place of a primary."""
+        return isinstance(self.servers, Watched | Spread)
+
     async def drain(self, number: int) -> None:
         """Tell a host to end, and wait until it has."""
         host = self._hosts.pop(number)

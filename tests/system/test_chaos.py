@@ -138,6 +138,7 @@ async def _history(house: House, notes: Notes, owned: list[Owned], link: Link) -
         due=await looks.due_in(link),
         listed=await looks.listed_in(link),
         complaints=notes.complaints,
+        may_lose=house.replaceable,
     )
 
 
