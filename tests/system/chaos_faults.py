@@ -1,8 +1,9 @@
 """What is done to the hosts, to their Redis, and to the way between; which and when comes from the seed."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -11,6 +12,7 @@ from tests.system.cluster import drawn
 from tests.system.house import House
 from tests.system.looks import TROUBLE, connected
 from tests.system.processes import LEASE_MS, POLL_S
+from tests.system.proxy import Proxy
 from tests.system.servers import Servers, Watched
 from tests.system.spread import Spread
 
@@ -23,10 +25,13 @@ HARMS: Mapping[str, Sequence[str]] = {
 }
 WATCHED: Mapping[str, Sequence[str]] = {
     "host": HARMS["host"],
-    "redis": ("failover", "failover-frozen", "switch", "lag", "hang-up", "flush", "restart"),
+    "redis": ("failover", "failover-frozen", "switch", "lag", "hang-up", *HARMS["redis"][1:]),
 }
 """What is done where a sentinel watches; of each, the first is done first."""
-SPREAD: Mapping[str, Sequence[str]] = {"host": HARMS["host"], "redis": ("failover", "move", *WATCHED["redis"][1:])}
+SPREAD: Mapping[str, Sequence[str]] = {
+    "host": HARMS["host"],
+    "redis": ("failover", "move", "failover-frozen", "switch", "lag", "hang-up", "flush", "restart"),
+}
 """What is done to a cluster."""
 PROMOTIONS = frozenset({"failover", "failover-frozen", "switch", "move"})
 
@@ -42,11 +47,11 @@ class Harm:
         self._seconds = seconds
         self._whole = set(house.up)
         self._ways: dict[str, Callable[[], Awaitable[None]]] = {
-            "delay": partial(house.proxy.delayed, 0.03, 1.0),
-            "drop": partial(house.proxy.dropped, 0.5),
-            "cut": house.proxy.cut,
-            "half-close": partial(house.proxy.half_closed, "node"),
-            "half-close-redis": partial(house.proxy.half_closed, "redis"),
+            "delay": partial(self._on_the_way, lambda way: way.delayed(0.03, 1.0)),
+            "drop": partial(self._on_the_way, lambda way: way.dropped(0.5)),
+            "cut": partial(self._on_the_way, lambda way: way.cut()),
+            "half-close": partial(self._on_the_way, lambda way: way.half_closed("node")),
+            "half-close-redis": partial(self._on_the_way, lambda way: way.half_closed("redis")),
             "flush": self._flush,
             "restart": house.servers.restart,
             "outage": self._outage,
@@ -112,6 +117,14 @@ class Harm:
             await (self.house.kill(number) if harm == "kill" else self.house.drain(number))
             await self.house.start(number)
         self._whole.add(number)
+
+    async def _on_the_way(self, harm: Callable[[Proxy], Coroutine[Any, Any, None]]) -> None:
+        """Do it everywhere between hosts and Redis at once; a sentinel may take a primary for dead of it."""
+        async with anyio.create_task_group() as tasks:
+            for way in self.house.ways:
+                tasks.start_soon(harm, way)
+        if isinstance(self.house.servers, Watched):
+            await self.house.servers.whole()
 
     async def _flush(self) -> None:
         await self._told("flush", ("SCRIPT", "FLUSH"))

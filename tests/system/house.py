@@ -1,7 +1,7 @@
 """Hosts on one Redis that all can be harmed: killed, paused, drained; the server stopped or started again; a node cut off.
 
 Node 0 reaches a Redis that is alone through a proxy, the others through its socket; a pair all reach through the proxy.
-The primary that a sentinel watches is looked for by all, and so are those of a cluster.
+The primary that a sentinel watches is looked for by all, behind a proxy; and so are those of a cluster, without any.
 """
 
 import json
@@ -56,6 +56,8 @@ class House(Cluster):
         super().__init__(servers, calls, settings, off_s)
         self.servers = servers
         self.proxy = proxy
+        self.ways = servers.ways if isinstance(servers, Watched) else [proxy]
+        """What can be harmed between hosts and Redis."""
 
     @property
     def replaceable(self) -> bool:

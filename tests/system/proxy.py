@@ -125,8 +125,8 @@ async def _connected(server: Endpoint) -> tuple[asyncio.StreamReader, asyncio.St
 
 
 @asynccontextmanager
-async def proxy_to(server: Endpoint) -> AsyncGenerator[Proxy]:
-    """Run a proxy to *server*."""
+async def proxy_to(server: Endpoint, port: int = 0) -> AsyncGenerator[Proxy]:
+    """Run a proxy to *server*, on *port* or on one that is free."""
     proxy = Proxy(server)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -135,7 +135,7 @@ async def proxy_to(server: Endpoint) -> AsyncGenerator[Proxy]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    listening = await asyncio.start_server(begun, "127.0.0.1", 0)
+    listening = await asyncio.start_server(begun, "127.0.0.1", port)
     proxy.port = listening.sockets[0].getsockname()[1]
     try:
         yield proxy

