@@ -1,23 +1,29 @@
 """What this node has written and shown, held against a server that comes back and may have lost the end of its history.
 
-A store that was promoted, or restored, may be older than what its clients saw (DESIGN §8). Each new connection to a
-history that is not known compares these receipts before anything else is sent; whatever is missing or different is lost.
+A store that was promoted, or restored, may be older than what its clients saw (DESIGN §8). On each new connection to a
+history that is not known, what was written in the last moments is sent again before anything else, and then these receipts
+are compared; whatever is missing or different is lost.
 """
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from eventstore import keys
-from eventstore.link import Call, ReplyError
+from eventstore.link import Call, ReplyError, passing
+from eventstore.recent import Recent, Where
 from eventstore.store import Item
 
 log = logging.getLogger(__name__)
 
 ENDS_MAX = 1_024
 """How many of the runs that ended last are remembered."""
+GRACE_S = 1.0
+PATIENCE_S = 10.0
+"""How long a server that takes no writes is waited for, until what it lacks is taken for lost; nothing is read meanwhile."""
 _AT_ONCE = 100
 """How many are compared at once."""
 _LOG_COMMAND_AT, _FEED_COMMAND_AT = 5, 3
@@ -25,10 +31,15 @@ _LOG_COMMAND_AT, _FEED_COMMAND_AT = 5, 3
 
 
 class Receipts:
-    """The receipts of one node."""
+    """The receipts of one node; what is missing has *grace_s* to be written again by the node that wrote it."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self.recent = Recent()
         self.partitions = 1
+        self.publish = "PUBLISH"
+        self._grace_s = grace_s
+        self._met_s: dict[str, float] = {}
+        """When a history was met first that takes no writes."""
         self.on_lost: Callable[[str], None] = lambda _actor: None
         """Told each actor whose history is lost; must only note it."""
         self.history = ""
@@ -68,16 +79,52 @@ class Receipts:
         self._shown.pop(actor, None)
 
     async def check(self, call: Call, replication_id: str, /) -> None:
-        """Compare all receipts with the server behind *call*, whose history has not been seen before."""
+        """Compare all receipts with the server behind *call*, whose history has not been seen before.
+
+        Raises:
+            ReplyError: something may be missing, and the server takes no writes yet.
+        """
         self.history = replication_id
-        known = sorted({*self._written, *self._poured, *self._ended, *self._shown})
-        held: list[bool] = []
-        for at in range(0, len(known), _AT_ONCE):
-            held += await asyncio.gather(*(self._holds(call, actor) for actor in known[at : at + _AT_ONCE]))
-        for actor in (one for one, holds in zip(known, held, strict=True) if not holds):
+        lacking: Sequence[str] = ()
+        try:
+            if restored := await self.recent.send_again(call, Where(self.partitions, self.publish)):
+                log.warning("the history %s lacked %d of the last appends: sent again", replication_id, restored)
+            lacking = await self._lacking(call, sorted({*self._written, *self._poured, *self._ended, *self._shown}))
+            lacking = lacking and await self._restored(call, lacking)
+        except ReplyError as error:
+            if not passing(error) or self._waits(replication_id):
+                raise
+            lacking = await self._lacking(call, sorted({*self._written, *self._poured, *self._ended, *self._shown}))
+        for actor in lacking:
             log.error("the history %s lacks what was seen of %s", replication_id, actor)
             self._ended.pop(actor, None)  # it ends once more
             self.on_lost(actor)
+
+    def _waits(self, replication_id: str) -> bool:
+        """Whether it may still be waited until a server takes writes."""
+        now_s = time.monotonic()
+        self._met_s = {one: met_s for one, met_s in self._met_s.items() if now_s < met_s + 10 * PATIENCE_S}
+        return now_s < self._met_s.setdefault(replication_id, now_s) + PATIENCE_S
+
+    async def _restored(self, call: Call, lacking: Sequence[str]) -> Sequence[str]:
+        """Wait until others may have written again what is missing; what then still is.
+
+        Raises:
+            ReplyError: nobody can write there yet.
+        """
+        await call("INCR", keys.barrier(keys.tag_of(lacking[0], self.partitions)))
+        over_s = time.monotonic() + self._grace_s
+        while lacking and time.monotonic() < over_s:
+            await asyncio.sleep(self._grace_s / 10)
+            lacking = await self._lacking(call, lacking)
+        return lacking
+
+    async def _lacking(self, call: Call, known: Sequence[str]) -> Sequence[str]:
+        """Which of *known* the server lacks something of."""
+        held: list[bool] = []
+        for at in range(0, len(known), _AT_ONCE):
+            held += await asyncio.gather(*(self._holds(call, actor) for actor in known[at : at + _AT_ONCE]))
+        return [one for one, holds in zip(known, held, strict=True) if not holds]
 
     async def _holds(self, call: Call, actor: str) -> bool:
         """Whether the server has what this node has seen of *actor*, or another server is to be asked."""

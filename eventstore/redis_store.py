@@ -93,6 +93,7 @@ class RedisStore:
         self._kept_ends = KeptEnds()
         self._receipts = receipts or Receipts()
         self._receipts.partitions = deployment.partitions
+        self._receipts.publish = publish
         self._receipts.on_lost = self._lose
         self._hub: Hub | None = None
         self._owned: dict[str, words.Ours] = {}
@@ -111,7 +112,8 @@ class RedisStore:
         return outcome
 
     def _note_receipts(self, append: Append, outcome: Recorded) -> None:
-        """Keep what shows, should the store come back older, that *append* was written."""
+        """Keep *append*, should the store come back older, and what shows that it was written."""
+        self._receipts.recent.wrote(append)
         part, command = append.parts[0], append.command
         if part.ended and part.events:
             self._receipts.ended(part.actor, (part.log or 0) + 1, command)
