@@ -10,13 +10,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from eventstore import keys, words
-from eventstore.link import Call, ReplyError, Script, passing
-from eventstore.socket_link import text_of
-from eventstore.store import Append, Conflict, Fenced, Part
+from eventstore.link import Call, ReplyError, passing
+from eventstore.store import Append, Conflict, Fenced
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +33,6 @@ _ELSEWHERE: Final = frozenset({"ASK", "CLUSTERDOWN", "MOVED", "TRYAGAIN"})
 """Errors that say that another server has the keys: it has what was written there."""
 
 
-class _Written(NamedTuple):
-    at_s: float
-    append: Append
-    size: int
-
-
 class Where(NamedTuple):
     """What an append is said with: the deployment's number of partitions, and PUBLISH or SPUBLISH."""
 
@@ -51,17 +44,18 @@ class Recent:
     """The appends of the last moments, the oldest first."""
 
     def __init__(self) -> None:
-        self._written: deque[_Written] = deque()
+        self._written: deque[tuple[float, Append, int]] = deque()
+        """When each was written, and its bytes."""
         self._bytes = 0
 
     def wrote(self, append: Append) -> None:
         """Remember that *append* was written."""
-        at_s, size = time.monotonic(), sum(map(_size, append.parts))
-        written = self._written
-        written.append(_Written(at_s, append, size))
+        at_s, size, written = time.monotonic(), _size(append), self._written
+        written.append((at_s, append, size))
         self._bytes += size
-        while written[0].at_s < at_s - KEPT_S or len(written) > APPENDS_MAX or self._is_too_much():
-            self._bytes -= written.popleft().size
+        oldest_s = at_s - KEPT_S
+        while written[0][0] < oldest_s or len(written) > APPENDS_MAX or (self._bytes > BYTES_MAX and len(written) > 1):
+            self._bytes -= written.popleft()[2]
 
     async def send_again(self, call: Call, where: Where) -> int:
         """Send all to the server behind *call*; how many it had lost and has now.
@@ -69,19 +63,17 @@ class Recent:
         Raises:
             ReplyError: the server takes no writes now.
         """
-        restored, left = 0, [written.append for written in self._written]
+        restored, left = 0, [append for _, append, _ in self._written]
         if not left:
             return 0
-        digests = {
-            script: await call("SCRIPT", "LOAD", text_of(script)) for script in (words.APPEND, words.APPEND_ALWAYS)
-        }
+        digest = await call("SCRIPT", "LOAD", words.APPEND.text)
         for number in range(ROUNDS):
             if number:
                 await asyncio.sleep(PAUSE_S)
             behind: list[Append] = []
             for at in range(0, len(left), _AT_ONCE):
                 some = left[at : at + _AT_ONCE]
-                answers = await asyncio.gather(*(_sent(call, one, where, digests) for one in some))
+                answers = await asyncio.gather(*(_sent(call, one, where, digest) for one in some))
                 restored += sum(answer is not None and answer[0] == 0 for answer in answers)
                 behind += [one for one, answer in zip(some, answers, strict=True) if _is_behind(one, answer)]
             left = behind
@@ -89,23 +81,29 @@ class Recent:
                 break
         return restored
 
-    def _is_too_much(self) -> bool:
-        return self._bytes > BYTES_MAX and len(self._written) > 1
+
+def _size(append: Append) -> int:
+    """How many bytes *append* writes; in loops, because each append of a node comes by here."""
+    size = 0
+    for part in append.parts:
+        for event in part.events:
+            size += len(event.data)
+        for item in part.items:
+            size += len(item)
+    return size
 
 
-def _size(part: Part) -> int:
-    return sum(len(event.data) for event in part.events) + sum(map(len, part.items))
-
-
-async def _sent(call: Call, append: Append, where: Where, digests: Mapping[Script, bytes]) -> Any:
+async def _sent(call: Call, append: Append, where: Where, digest: bytes) -> Any:
     """Send *append*; the answer of the script, or None where another server is to be asked, or this one will not have it.
+
+    One script for all: a server that takes no writes runs it until it writes, so that nothing waits where nothing was lost.
 
     Raises:
         ReplyError: the server takes no writes now.
     """
     said = words.append(append, keys.tag_of(append.parts[0].actor, where.partitions), where.publish)
     try:
-        return await call("EVALSHA", digests[said.script], len(said.keys), *said.keys, *said.args)
+        return await call("EVALSHA", digest, len(said.keys), *said.keys, *said.args)
     except ReplyError as error:
         if error.code in _ELSEWHERE:
             return None

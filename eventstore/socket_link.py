@@ -253,7 +253,7 @@ class SocketLink:
             await self._load(script, digest)
             reply = await self._sent(packed)
             if _forgotten(reply):  # somebody flushed in between: this needs no memory
-                reply = await self._sent(pack(("EVAL", text_of(script), *tail)))
+                reply = await self._sent(pack(("EVAL", _text(script), *tail)))
         return _answer(reply)
 
     async def tend(self) -> None:
@@ -336,7 +336,7 @@ class SocketLink:
         """Load *script* once, however many callers miss it, whichever of them leaves meanwhile."""
         load = self._loads.get(digest)
         if load is None:
-            load = self._loads[digest] = self._sent(pack(("SCRIPT", "LOAD", text_of(script))))
+            load = self._loads[digest] = self._sent(pack(("SCRIPT", "LOAD", _text(script))))
             load.add_done_callback(lambda _: self._loads.pop(digest, None))
         _answer(await asyncio.shield(load))
 
@@ -394,11 +394,11 @@ def _forgotten(reply: Any) -> bool:
     return isinstance(reply, ReplyError) and reply.code == "NOSCRIPT"
 
 
-def text_of(script: Script) -> str:
+def _text(script: Script) -> str:
     """What a real server is given: it alone knows the line that allows a script when memory is full."""
     return f"#!lua flags=allow-oom\n{script.text}" if script.allow_oom else script.text
 
 
 def _digest(script: Script) -> str:
     """The name a server knows *script* by."""
-    return hashlib.sha1(text_of(script).encode(), usedforsecurity=False).hexdigest()
+    return hashlib.sha1(_text(script).encode(), usedforsecurity=False).hexdigest()
