@@ -60,6 +60,13 @@ class Server:
     async def ask(self, *words: str | int) -> Any:
         return await ask(self.endpoint, *words)
 
+    async def told(self, *words: str | int) -> Any:
+        """The answer to a command that may be sent twice, as soon as there is one."""
+        return (await until(partial(self._answered, *words)))[0]
+
+    async def _answered(self, *words: str | int) -> tuple[Any]:
+        return (await self.ask(*words),)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -190,14 +197,14 @@ class ClusterYard:
         slot = slot_of(tag)
         source, primaries = await self.owner(slot), await self.primaries()
         target = next(server for server in primaries if server is not source)
-        ids = [(await server.ask("CLUSTER", "MYID")).decode() for server in (source, target)]
-        await target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
-        await source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
-        while found := await source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10):
+        ids = [(await server.told("CLUSTER", "MYID")).decode() for server in (source, target)]
+        await target.told("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+        await source.told("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+        while found := await source.told("CLUSTER", "GETKEYSINSLOT", slot, 10):
             names = [key.decode() for key in found]
-            await source.ask("MIGRATE", "127.0.0.1", target.endpoint.port, "", 0, 1_000, "KEYS", *names)
+            await source.told("MIGRATE", "127.0.0.1", target.endpoint.port, "", 0, 1_000, "REPLACE", "KEYS", *names)
         for server in (target, source, *primaries):
-            await server.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+            await server.told("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
         return target
 
     async def _settled(self) -> bool:

