@@ -91,11 +91,17 @@ class Told(NamedTuple):
 class _Hot(Generic[S]):
     """One actor in memory: a cache of its fold."""
 
-    __slots__ = ("actor", "feed", "handled", "heads", "lock", "log_bytes", "snapshot", "state", "version")
+    __slots__ = ("actor", "feed", "handled", "heads", "history", "lock", "log_bytes", "snapshot", "state", "version")
 
-    def __init__(self, actor: str, state: S, feed: Any) -> None:
+    def __init__(self, actor: str, state: S, feed: Any, history: str) -> None:
         self.actor = actor
         self.lock = anyio.Lock(fast_acquire=True)
+        self.begin(state, feed, history)
+
+    def begin(self, state: S, feed: Any, history: str) -> None:
+        """Know nothing but how an actor begins."""
+        self.history = history
+        """The history of the store that what follows is of."""
         self.state = state
         self.feed = feed
         self.version = 0
@@ -430,11 +436,15 @@ class Shell(Generic[S, C, E]):
         return True
 
     async def _catch_up(self, hot: _Hot[S]) -> None:
-        look = await self._store.look(hot.actor, hot.version, snapshot=not hot.version)
-        if look.snapshot is not None and not look.heads.erased and not self._thawed(hot, look.snapshot):
-            look = await self._store.look(hot.actor)
+        history = self._store.history()
+        after = hot.version if hot.history == history else 0  # another may have something else under the same versions
+        look = await self._store.look(hot.actor, after, snapshot=not after)
         if look.heads.log < hot.version:  # the store came back older than what was seen
             raise es.HistoryLost(hot.actor)
+        if not after:
+            hot.begin(self._kind.initial, self._feed.start(hot.actor), history)
+        if look.snapshot is not None and not look.heads.erased and not self._thawed(hot, look.snapshot):
+            look = await self._store.look(hot.actor)
         hot.heads = look.heads
         if look.heads.erased:
             await self._dig_up(hot, look)
@@ -494,7 +504,7 @@ class Shell(Generic[S, C, E]):
     async def _held(self, actor: str) -> AsyncGenerator[_Hot[S]]:
         hot = self._hot.get(actor)
         if hot is None:
-            hot = self._hot[actor] = _Hot(actor, self._kind.initial, self._feed.start(actor))
+            hot = self._hot[actor] = _Hot(actor, self._kind.initial, self._feed.start(actor), self._store.history())
             self._evict()
         self._hot.move_to_end(actor)
         async with hot.lock:

@@ -12,7 +12,7 @@ import anyio
 
 from actors import codec, host_names
 from actors.events import RunAccepted
-from eventstore.store import Look, Store, Tail, Unavailable
+from eventstore.store import HistoryLost, Look, Store, Tail, Unavailable
 from projections import host_feed
 from projections.host_feed import Feed, HostEvent
 
@@ -40,6 +40,8 @@ class Reading:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._folds: OrderedDict[tuple[str, str], _Fold] = OrderedDict()
+        self._history = ""
+        """The history that the folds are of."""
 
     async def found(self, subject: str, name: str) -> Seen | None:
         """Look up what *subject* calls *name*, to be shown.
@@ -68,16 +70,21 @@ class Reading:
             Gone: the run was erased meanwhile.
             HistoryLost: the store lost what it should keep.
         """
-        fold = _Fold(host_feed.start(seen.feed.name))
+        fold, history = _Fold(host_feed.start(seen.feed.name)), self._store.history()
         tail: Tail | None = None
         async with AsyncExitStack() as stack:
             while fold.feed.end is None:
                 try:
                     if tail is None:
                         tail = await stack.enter_async_context(self._store.follow(seen.actor))
+                    if (now := self._store.history()) != history:
+                        await self._compare(seen, fold)
+                        history = now
                     look = await self._store.look(seen.actor, fold.version)
                     if look.heads.erased:
                         raise Gone
+                    if look.heads.log < fold.version:
+                        raise HistoryLost(seen.actor)
                     if look.heads.ended:
                         await self._store.confirm_end(seen.actor)
                     fold, events = _further(fold, look)
@@ -89,7 +96,22 @@ class Reading:
                     yield ()
                     await anyio.sleep(RETRY_S)
 
+    async def _compare(self, seen: Seen, fold: "_Fold") -> None:
+        """Nothing, if what was folded is in the log still, whose server has another history now.
+
+        Raises:
+            HistoryLost: something else is there, or nothing.
+        """
+        look = await self._store.look(seen.actor)
+        same = [entry for entry in look.entries if entry.version <= fold.version]
+        again, _ = _further(_Fold(host_feed.start(seen.feed.name)), look._replace(entries=same))
+        if again != fold and not look.heads.erased:
+            raise HistoryLost(seen.actor)
+
     async def _seen(self, subject: str, name: str, actor: str) -> Seen | None:
+        if (history := self._store.history()) != self._history:
+            self._folds.clear()
+            self._history = history
         fold = self._folds.get((actor, name)) or _Fold(host_feed.start(name))
         look = await self._store.look(actor, fold.version)
         if look.heads.erased or look.heads.log < fold.version:

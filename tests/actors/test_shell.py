@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from copy import deepcopy
 from typing import Any, Protocol
 
 import anyio
@@ -110,6 +111,25 @@ async def test_a_command_that_meets_news_is_decided_again(node: Open) -> None:
         await one.tell(RUN, answer(), command_id="x", hold=hold)
     assert isinstance(one.known(RUN), run.Ended)
     assert await feed(await node("n3")) == ["run.started", "step.started", "run.cancelled"]
+
+
+async def test_what_was_read_of_another_history_is_believed_no_more() -> None:
+    """A node that only read a run has no receipt of it, and may know what a failover lost."""
+    memory, histories = new_memory(), ["one"]
+    owner, seen = shell(MemoryStore(memory, "n1")), MemoryStore(memory, "n2")
+    reader = shell(around(seen, "history", lambda: histories[-1]))  # type: ignore[arg-type, return-value]
+    hold = await owned(owner)
+    before = deepcopy(memory.actors[RUN])
+    await owner.tell(RUN, run.EnterStep(1), command_id="s", hold=hold)
+    assert (await reader.state(RUN))[0] == owner.known(RUN)
+    memory.actors[RUN] = before
+    await shell(MemoryStore(memory, "n3")).tell(RUN, CANCEL, command_id="c")
+    histories.append("another")
+    state, _ = await reader.state(RUN)
+    assert isinstance(state, run.Ended)
+    assert state == (await shell(seen).state(RUN))[0]
+    told = await reader.tell(RUN, CANCEL, command_id="again")
+    assert (told.events, told.state) == ((), state)
 
 
 async def test_a_repeated_command_is_answered_from_the_log_and_counts_once(node: Open) -> None:

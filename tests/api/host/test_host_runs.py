@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
-from actors import ids
+from actors import codec, ids
 from actors.decisions import Caller
 from actors.events import RunClaimed
 from actors.host_key import KEPT_MS
@@ -20,9 +20,10 @@ from actors.jobs import Limits as JobLimits
 from actors.node import NodeSettings
 from actors.ports import ModelContext, ModelRequest, ToolMessage, Turn
 from api.grants import Principal, host_access
-from api.host.reading import Gone, Seen
+from api.host.reading import Gone, Reading, Seen
 from api.host.service import HostService
 from eventstore.memory import Memory, MemoryStore
+from eventstore.store import HistoryLost
 from projections import wire_feed
 from tests.actors.reviewing import ALL_FEATURES, CountingTool, call, open_companion
 from tests.actors.support import Clock, FakeModel, asking, new_memory, saying, stalling, until, until_so
@@ -540,6 +541,40 @@ async def test_a_follower_of_a_run_that_is_erased_is_told_so() -> None:
         with pytest.raises(Gone):
             async with aclosing(reading.follow(seen, 0, 0.2)) as batches:
                 await anext(batches)
+
+
+class Restored(MemoryStore):
+    """A store that may be put back to an older state."""
+
+    histories = 0
+
+    @override
+    def history(self) -> str:
+        return str(self.histories)
+
+
+async def test_a_follower_goes_on_with_another_history_only_if_it_has_what_was_shown() -> None:
+    memory = new_memory()
+    store = Restored(memory, "n2")
+    async with hosting(rounds([call("reviewed")]), MemoryStore(memory, "n1"), reviewed()) as desk:
+        await desk.done("create_run", plan())
+        await desk.waiting("run-1")
+        reading = Reading(store)
+        seen = await reading.found("ann", "run-1")
+        assert seen is not None
+        async with aclosing(reading.follow(seen, 0, 0.01)) as batches:
+            shown = await anext(batches)
+            store.histories += 1
+            assert [await anext(batches) for _ in range(3)] == [(), (), ()]
+            last = memory.actors[seen.actor].log[memory.actors[seen.actor].heads.log]
+            event = replace(codec.decode_run(last.data), at_ms=1)
+            memory.actors[seen.actor].log[last.version] = last._replace(data=codec.encode(event))
+            store.histories += 1
+            with pytest.raises(HistoryLost):
+                _ = [batch async for batch in batches]
+        again = await reading.found("ann", "run-1")
+        assert again is not None
+        assert (again.feed.sequence, again.feed.updated_ms) == (shown[-1].sequence, 1)
 
 
 async def test_a_run_is_claimed_before_it_is_executed_and_only_once() -> None:
