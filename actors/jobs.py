@@ -198,6 +198,7 @@ class Jobs:
         left_out = [number for number in hidden.hidden(log.entries) if number <= page.heads.feed]
         ended = known.ended
         if page.heads.ended and ended is None:
+            await store.confirm_end(known.id)
             state, _ = await self._node.around.shell.state(known.id)
             ended = state if isinstance(state, run.Ended) else None
         job = Job(known.id, known.accepted, page.heads, ended if page.heads.ended else None, len(left_out))

@@ -19,6 +19,7 @@ from actors.jobs import Job, Submitter
 from actors.ports import ModelContext, ModelRequest, Tool, ToolMessage, Turn
 from actors.viewing import Cursor
 from eventstore.memory import Memory, MemoryStore
+from eventstore.store import Unavailable
 from runstream.host import Host
 from tests.actors.conversing import CONTINUING, KEPT, delete, log_of, opened, read
 from tests.actors.reviewing import (
@@ -404,6 +405,36 @@ async def test_a_job_that_is_erased_while_its_page_is_read_has_expired() -> None
 
         store.page = erased_before
         assert await code_of(one.page(job)) == "JOB_EXPIRED"
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+async def test_an_end_that_is_not_kept_yet_is_shown_by_no_reading_of_a_job(*, interactive: bool) -> None:
+    memory = new_memory(Clock())
+    async with counters(using("reviewed"), memory, CountingTool("reviewed", reviewed=True)) as (one, two):
+        tools = [REVIEWED] if interactive else []
+        job = await one.interactive(
+            "k", *tools, interactive=interactive, **({} if interactive else {"approvals": None})
+        )
+        store: Any = two.host.store
+        page = store.page
+
+        async def unconfirmed(_: str) -> None:
+            await anyio.lowlevel.checkpoint()
+            raise Unavailable("uncertain")
+
+        async def ended_before(*words: Any) -> Any:
+            if interactive and open_companion(memory, "approval"):
+                await one.decide(await one.waiting())
+            await one.ended(job)
+            return await page(*words)
+
+        if interactive:
+            await one.waiting()
+        store.page, store.confirm_end = ended_before, unconfirmed
+        for reading in (two.page(job), two.page(job), two.read(job), everything(two.host, job.id)):
+            with pytest.raises((Unavailable, TimeoutError)):
+                with anyio.fail_after(1):
+                    await reading
 
 
 @pytest.mark.parametrize("seed", range(2))
