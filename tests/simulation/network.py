@@ -293,6 +293,28 @@ class Wire:
     async def give(self, pool: str, holder: str, caps: Any) -> None:
         await self._over(LEDGER, "give", pool, holder, caps)
 
+    async def held(self, pool: str) -> Any:
+        return await self._over(LEDGER, "held", pool)
+
+    async def begin_audit(self, pools: Any) -> Any:
+        return await self._over(LEDGER, "begin_audit", pools)
+
+    async def keep_audit(self) -> None:
+        await self._over(LEDGER, "keep_audit")
+
+    async def end_audit(self, pools: Any, history: str) -> Any:
+        return await self._over(LEDGER, "end_audit", pools, history)
+
+    async def meet(self, actors: Sequence[str]) -> Any:
+        met: list[Any] = []
+        for actor in actors:
+            met += await self._at(actor, "meet", [actor])
+        return met
+
+    async def roll(self) -> AsyncGenerator[Any]:
+        async for some in self._near.roll():
+            yield await self.meet([met.actor for met in some])
+
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
         return self._followed(actor)
 
