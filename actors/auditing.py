@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import anyio
 
 from actors import holdings, values
-from eventstore.store import AUDIT_MS, Claim, Met, Unavailable
+from eventstore.store import AUDIT_MS, Claim, HistoryLost, Met, Unavailable
 
 if TYPE_CHECKING:
     from actors.node import Node
@@ -36,6 +36,8 @@ class Auditor:
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._store = node.around.store
+        self._counted_again = 0
+        self._given_back = 0
 
     async def keep(self) -> None:
         """Ask again and again whether an audit is due, until cancelled; the first time when the node has settled."""
@@ -58,15 +60,16 @@ class Auditor:
         history = await self._store.begin_audit(holdings.POOLS)
         if not history:
             return
+        self._counted_again = self._given_back = 0
         missing = await self._round()
         if missing:
             await self._wait()
             for pool, holder in missing & await self._round():
                 await self._give(pool, holder)
-        is_over = await self._store.end_audit(holdings.POOLS, history)
-        log.info(
-            "the ledger was held against the runs" if is_over else "the ledger must be held against the runs again"
-        )
+        await self._store.end_audit(holdings.POOLS, history)
+        mended = self._counted_again, self._given_back
+        level = logging.WARNING if any(mended) else logging.INFO
+        log.log(level, "the ledger was held against the runs: %d counted again, %d given back", *mended)
 
     async def _round(self) -> set[_Holder]:
         """Mend what differs; the holders that lead nowhere."""
@@ -84,8 +87,8 @@ class Auditor:
         claims = await self._held_by(met) or ()
         for claim in claims:
             if claim.holder not in held[claim.pool]:
-                log.warning("the ledger had forgotten %s in the pool %s", claim.holder, claim.pool)
                 await self._store.begun(claim)
+                self._counted_again += 1
         return _holders(claims)
 
     async def _looked_up(self, unmet: Sequence[_Holder]) -> set[_Holder]:
@@ -114,6 +117,8 @@ class Auditor:
     async def _held_by(self, met: Met) -> list[Claim] | None:
         """What *met* holds; None where that cannot be told, and then it keeps what it has."""
         try:
+            if met.heads.log and not met.heads.erased and not met.first:
+                raise HistoryLost(met.actor)
             claims = holdings.places(met)
             if holdings.may_have_slot(met):
                 events = await self._node.around.shell.events(met.actor)
@@ -126,8 +131,9 @@ class Auditor:
         return claims
 
     async def _give(self, pool: str, holder: str) -> None:
-        log.warning("%s holds nothing in the pool %s any more", holder, pool)
+        log.debug("%s holds nothing in the pool %s any more", holder, pool)
         await self._store.give(pool, holder, self._node.caps_of(pool))
+        self._given_back += 1
 
     async def _wait(self) -> None:
         """Wait until what is just being stored is stored, and give signs meanwhile."""

@@ -117,7 +117,7 @@ class Node:
         self.clients = Clients(around.store, self.soon)
         self.slots = Slots(around.store, caps, settings.permit_begin_ms)
         self.sweeps = Sweeps(self)
-        self._auditor = Auditor(self)
+        self.auditor = Auditor(self)
         self._renewals = Renewals(self)
         around.shell.changed = self._changed
         around.shell.recorded = self._recorded
@@ -429,7 +429,7 @@ class Node:
             tasks.start_soon(self._every, self.settings.permit_begin_ms / 10_000, self.slots.confirm)
             tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
             tasks.start_soon(self._every, CLIENTS_S, self.clients.keep)
-            tasks.start_soon(self._auditor.keep)
+            tasks.start_soon(self.auditor.keep)
             if self.worker is not None:
                 tasks.start_soon(self.worker.work)
 
