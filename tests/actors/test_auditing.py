@@ -1,6 +1,6 @@
 """A ledger that lost what it counted, whole or in part, is held against the runs, on whichever node, and says the same again."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -18,22 +18,28 @@ from actors.host_runs import Limits as HostLimits
 from actors.node import NodeSettings
 from actors.ports import ModelContext, ModelRequest, ToolMessage, Turn, UserMessage
 from eventstore import keys
-from eventstore.link import Link
+from eventstore.link import Link, ReplyError
 from eventstore.memory import Memory, MemoryStore
 from eventstore.redis_store import open_redis_store
-from eventstore.shape import Cluster
-from eventstore.socket_link import bare_call
-from eventstore.store import Claim, Heads, Met, Store
+from eventstore.store import AUDIT_MS, Claim, Heads, Met, Store, Unavailable
 from tests.actors.conversing import CONTINUING, delete, opened, turn
-from tests.actors.reviewing import ALL_FEATURES, APPLICATION, REVIEWED, CountingTool, anybody, call
-from tests.actors.support import INFO, FakeModel, asking, items_of, new_memory, until, until_so
+from tests.actors.reviewing import (
+    ALL_FEATURES,
+    APPLICATION,
+    REVIEWED,
+    CountingTool,
+    anybody,
+    begun,
+    call,
+    open_companion,
+)
+from tests.actors.support import INFO, Clock, FakeModel, asking, items_of, new_memory, until, until_so
 from tests.actors.test_interactive_jobs import Counter
 from tests.actors.working import ACCOUNT, BRISK, LIMITS, working
 from tests.api.host import hosting
-from tests.eventstore.conftest import DEPLOYMENT, cluster, emptied, valkey, yard
-from tests.eventstore.yard import ClusterYard
+from tests.eventstore.conftest import DEPLOYMENT, emptied, valkey
 
-__all__ = ["cluster", "valkey", "yard"]
+__all__ = ["valkey"]
 pytestmark = pytest.mark.anyio
 
 QUICK = replace(BRISK, audited_s=0.05, audited_again_s=0.2)
@@ -108,8 +114,11 @@ def in_memory(memory: Memory) -> Servers:
     return Servers(open_store, saved, restored)
 
 
-def on_servers(opening: Callable[[str], Awaitable[Any]], changed: Callable[[Link], Awaitable[None]]) -> Servers:
-    """Those behind the stores that *opening* opens; *changed* gives the ledger another history."""
+def on_servers(
+    opening: Callable[[str], Awaitable[Any]], changed: Callable[[], Awaitable[None]] | None = None
+) -> Servers:
+    """Those behind the stores that *opening* opens; *changed* gives the ledger another history, else the marks go."""
+    every = [key for pool in holdings.POOLS for key in _keys_of(pool)]
     links: list[Link] = []
 
     async def open_store(name: str) -> Store:
@@ -119,20 +128,21 @@ def on_servers(opening: Callable[[str], Awaitable[Any]], changed: Callable[[Link
         return made
 
     async def names() -> Sequence[str]:
-        found = [key for pool in holdings.POOLS for key in _keys_of(pool)]
-        there = await links[0].pipeline([("EXISTS", key) for key in found])
-        return [key for key, exists in zip(found, there, strict=True) if exists]
+        there = await links[0].pipeline([("EXISTS", key) for key in every])
+        return [key for key, exists in zip(every, there, strict=True) if exists]
 
     async def saved() -> Any:
         known = await names()
         return dict(zip(known, await links[0].pipeline([("DUMP", key) for key in known]), strict=True))
 
     async def restored(dumps: Any) -> None:
-        for key in await names():
-            await links[0].call("DEL", key)
-        for key, dump in (dumps or {}).items():
-            await links[0].call("RESTORE", key, 0, dump)
-        await changed(links[0])
+        marks = [] if changed else [("HDEL", keys.ledger("by", pool), "audited") for pool in holdings.POOLS]
+        put = [("RESTORE", key, 0, dump) for key, dump in (dumps or {}).items()]
+        step = [("DEL", *every), *put, *marks]
+        replies = await links[0].pipeline([("DEL", every[0]), ("MULTI",), *step, ("EXEC",)])
+        assert not [reply for reply in replies if isinstance(reply, ReplyError)]
+        if changed is not None:
+            await changed()
 
     return Servers(open_store, saved, restored)
 
@@ -157,15 +167,8 @@ async def servers(request: pytest.FixtureRequest) -> AsyncIterator[Servers]:
     endpoint = request.getfixturevalue("valkey")
     await emptied(endpoint)
 
-    async def unaudited(link: Link) -> None:
-        """A restored file on one server has the runs of the same moment; here the ledger alone is older."""
-        for pool in holdings.POOLS:
-            await link.call("HDEL", keys.ledger("by", pool), "audited")
-
     async with AsyncExitStack() as stack:
-        yield on_servers(
-            lambda name: stack.enter_async_context(open_redis_store(endpoint, DEPLOYMENT, name)), unaudited
-        )
+        yield on_servers(lambda name: stack.enter_async_context(open_redis_store(endpoint, DEPLOYMENT, name)))
 
 
 async def counts(store: Store) -> Counts:
@@ -188,8 +191,8 @@ async def everybody(store: Store) -> list[Met]:
     return [met async for some in store.roll() for met in some]
 
 
-async def in_use(desk: Counter, store: Store, tasks: AsyncExitStack) -> str:
-    """Use everything that the ledger counts; the session that is used."""
+async def in_use(desk: Counter, store: Store, tasks: AsyncExitStack) -> None:
+    """Use everything that the ledger counts, some of it until *tasks* are left."""
     host = desk.host
     protocol = hosting.Desk(host)
     session_id = await opened(host)
@@ -212,10 +215,9 @@ async def in_use(desk: Counter, store: Store, tasks: AsyncExitStack) -> str:
         return all(found.values()) and len(found[POOL]) == 6
 
     await until_so(all_in_use)
-    return session_id
 
 
-async def over(desk: Counter, store: Store, session_id: str) -> None:
+async def over(desk: Counter, store: Store) -> None:
     """End everything that can be ended."""
     await desk.decide(await desk.waiting())
     for met in await everybody(store):
@@ -229,7 +231,6 @@ async def over(desk: Counter, store: Store, session_id: str) -> None:
     for met in await everybody(store):
         if met.first.startswith(b'{"type":"session.') and not met.heads.ended:
             await delete(desk.host, met.actor)
-    assert session_id
 
 
 @pytest.mark.parametrize("executing", [True, False], ids=["by-its-nodes", "by-another"])
@@ -250,9 +251,9 @@ async def test_what_a_ledger_forgot_was_given_back_is_given_back_again(servers: 
     store = await servers.open_store("n1")
     async with hosted(store) as desk:
         async with AsyncExitStack() as stack:
-            session_id = await in_use(desk, store, stack)
+            await in_use(desk, store, stack)
             saved, before = await servers.saved(), await counts(store)
-            await over(desk, store, session_id)
+            await over(desk, store)
             after = {pool: holders if pool in STAYING else [] for pool, holders in before.items()}
             await counted(store, after)
         await servers.restored(saved)
@@ -308,20 +309,84 @@ async def test_one_node_audits_and_where_it_is_gone_another_does() -> None:
     assert await two.begin_audit(holdings.POOLS) == ""
 
 
-async def test_a_run_that_cannot_be_read_keeps_its_slot_and_holds_up_no_other() -> None:
+class Altered:
+    """A store whose roll is called otherwise."""
+
+    def __init__(self, store: Store, roll: Callable[[], AsyncGenerator[Sequence[Met]]]) -> None:
+        self._store = store
+        self.roll = roll
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+async def nobody() -> AsyncGenerator[Sequence[Met]]:
+    """A roll that misses everybody."""
+    for some in list[Sequence[Met]]():
+        yield some
+
+
+@pytest.mark.parametrize("met", [True, False], ids=["met", "looked-up"])
+async def test_who_cannot_be_read_keeps_what_it_holds_and_holds_up_no_other(*, met: bool) -> None:
     memory = new_memory()
-    servers, store = in_memory(memory), MemoryStore(memory, "n1")
-    async with hosted(store) as desk, AsyncExitStack() as stack:
+    store = MemoryStore(memory, "n1")
+    other = MemoryStore(memory, "n2")
+    auditing: Any = other if met else Altered(other, nobody)
+    async with hosted(store, NEVER) as desk, AsyncExitStack() as stack:
         await in_use(desk, store, stack)
         before = await counts(store)
-        torn = next(
-            met.actor for met in await everybody(store) if met.actor in before[JOBS_POOL] and not met.heads.ended
-        )
-        del memory.actors[torn].log[2]
-        saved = await servers.saved()
-        await servers.restored(saved)
-        await until_so(partial(_audited, store))
+        for one in await everybody(store):
+            if not one.heads.ended and one.first.startswith(b'{"type":"run.accepted"'):
+                del memory.actors[one.actor].log[2]
+            elif one.first.startswith(b'{"type":"session.'):
+                del memory.actors[one.actor].log[1]
+        async with hosted(auditing):
+            await until_so(partial(_audited, store))
         assert await counts(store) == before
+
+
+async def test_a_roll_that_misses_somebody_costs_nobody_a_permit() -> None:
+    memory = new_memory()
+    store = MemoryStore(memory, "n1")
+    missing: Any = Altered(MemoryStore(memory, "n2"), nobody)
+    async with hosted(store, NEVER) as desk, AsyncExitStack() as stack:
+        await in_use(desk, store, stack)
+        before = await counts(store)
+        async with hosted(missing):
+            await until_so(partial(_audited, store))
+        assert await counts(store) == before
+
+
+async def test_a_slot_whose_holder_does_not_lead_to_its_run_is_found_through_the_run() -> None:
+    memory = new_memory()
+    store = MemoryStore(memory, "n1")
+    async with hosted(store) as desk:
+        run_id = await begun(
+            desk.host, REVIEWED, input="reviewed"
+        )  # under a holder of its own, as versions before this one chose it
+        await until(lambda: bool(open_companion(memory, "approval")) and not desk.host.node.executing)
+        (holder,) = await store.held(POOL)
+        assert not holder.startswith(run_id)
+        memory.ledger.history += "'"
+        await until_so(partial(_audited, store))
+        assert await store.held(POOL) == [holder]
+
+
+async def test_an_audit_that_the_store_breaks_off_is_begun_anew() -> None:
+    clock, failures = Clock(), [Unavailable("a pause"), ValueError("a surprise")]
+    memory = new_memory(clock)
+
+    async def faltering() -> AsyncGenerator[Sequence[Met]]:
+        if failures:
+            clock.ahead_ms += AUDIT_MS  # so long nobody else takes it on
+            raise failures.pop(0)
+        async for some in MemoryStore(memory, "n2").roll():
+            yield some
+
+    store: Any = Altered(MemoryStore(memory, "n1"), faltering)
+    async with hosted(store):
+        await until_so(partial(_audited, store))
+    assert not failures
 
 
 def test_what_was_erased_still_holds_the_place_of_its_key() -> None:
@@ -333,49 +398,3 @@ def test_what_was_erased_still_holds_the_place_of_its_key() -> None:
     assert left(RunErased(1, "ann", "foreground", "f")) == [(KEYS_POOL, "a")]
     assert left(RunErased(1, "ann", "host", "f")) == []
     assert holdings.places(Met("a", Heads(log=1, ended=True, erased=True), b"")) == []
-
-
-async def test_the_failover_of_a_cluster_has_the_ledger_held_against_the_runs(cluster: ClusterYard) -> None:
-    await cluster.emptied()
-    slot = keys.slot("g")
-
-    async def failed_over(_: Link) -> None:
-        primary = await cluster.owner(slot)
-        replica = await _replica_of(cluster, primary.endpoint.port)
-        await replica.ask("CLUSTER", "FAILOVER")
-        await until_so(partial(_serves, cluster, slot, replica))
-
-    async with AsyncExitStack() as stack:
-        shape = Cluster(cluster.seeds)
-        servers = on_servers(
-            lambda name: stack.enter_async_context(open_redis_store(shape, DEPLOYMENT, name)), failed_over
-        )
-        store = await servers.open_store("n1")
-        async with hosted(store) as desk, AsyncExitStack() as inner:
-            session_id = await in_use(desk, store, inner)
-            await until_so(partial(_marked, store))
-            saved, before = await servers.saved(), await counts(store)
-            await over(desk, store, session_id)
-            after = {pool: holders if pool in STAYING else [] for pool, holders in before.items()}
-            await counted(store, after)
-            await servers.restored(saved)
-            await counted(store, after)
-
-
-async def _marked(store: Any) -> bool:
-    """Whether every pool says that it was audited, so that only another history gives reason to do it again."""
-    marks = await store._commands.pipeline([("HGET", keys.ledger("by", pool), "audited") for pool in holdings.POOLS])
-    return all(marks)
-
-
-async def _replica_of(cluster: ClusterYard, port: int | None) -> Any:
-    for server in cluster.servers:
-        async with bare_call(server.endpoint) as ask:
-            told = (await ask("INFO", "replication")).decode()
-        if f"master_port:{port}\r\n" in told:
-            return server
-    raise AssertionError("nobody follows that server")
-
-
-async def _serves(cluster: ClusterYard, slot: int, server: Any) -> bool:
-    return await cluster.owner(slot) is server

@@ -1,9 +1,12 @@
 """What an audit of the ledger needs of every store: all actors there are, all who hold a permit, and who is at it."""
 
+from typing import Any
+
 import pytest
 
 from eventstore import ledger, roll
-from eventstore.store import Append, Caps, Claim, Event, Heads, Met, Part, Store
+from eventstore.link import ConnectionLost
+from eventstore.store import Append, Caps, Claim, Event, Heads, Met, Part, Store, Unavailable
 from tests.eventstore.conftest import House
 
 pytestmark = pytest.mark.anyio
@@ -91,3 +94,17 @@ async def test_an_audit_of_another_history_does_not_count(store: Store) -> None:
     history = await store.begin_audit(POOLS)
     assert not await store.end_audit(POOLS, f"{history} no more")
     assert await store.begin_audit(POOLS) == history
+
+
+class Lost:
+    """A link whose connection broke."""
+
+    async def call(self, *_: Any) -> Any:
+        raise ConnectionLost("it broke")
+
+
+async def test_a_roll_ends_where_a_primary_does_not_answer() -> None:
+    link: Any = Lost()
+    with pytest.raises(Unavailable):
+        async for _ in roll.called([link], link.call, str):
+            pass
