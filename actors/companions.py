@@ -35,6 +35,7 @@ APPROVALS_POOL = "approvals"
 TICKETS_POOL = "tickets"
 SESSIONS_POOL = "sessions"
 HOST_KEYS_POOL = "host-keys"
+KEYS_POOL = "keys"
 KEPT_MS = 7 * 24 * 3_600 * 1_000
 """How long the log of an approval or a ticket is kept after its end."""
 _POOLS = {

@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from actors import errors, run, values
 from actors.bounds import Bounds, accept
+from actors.companions import KEYS_POOL
 from actors.decider import Refusal
 from actors.dispatch import POOL
 from actors.errors import Problem, Refused
@@ -23,7 +24,6 @@ from actors.slots import store_by
 from eventstore import clock
 from eventstore.store import Caps, Claim, Heads, HistoryLost, Item, Permit, Unavailable
 
-KEYS_POOL = "keys"
 BEGIN_TRIES = 3
 """How many permits may lapse, each before its run was stored, until the caller is told to try later."""
 SUBJECT_CHARS_MAX = 128
@@ -180,7 +180,7 @@ class Foreground:
         """Take a permit and begin; the permit comes back unless a run was begun with it."""
         store, subject = self._node.around.store, asked.holder.subject
         bounds = self._bounds(asked.request, subject, asked.waived)
-        claim = Claim(POOL, self._node.around.fresh_id(), store.node, subject, bounds.account)
+        claim = Claim(POOL, self._permit_id(asked.request, subject), store.node, subject, bounds.account)
         caps = self._node.caps(subject, bounds.account)
         attended: Attended | None = None
         try:
@@ -194,13 +194,21 @@ class Foreground:
             if not isinstance(attended, _Followed):
                 await store.give(POOL, claim.holder, caps)
 
+    def _permit_id(self, request: RunRequest, subject: str) -> str:
+        """A new holder of a slot, whose beginning leads to its run: the id of that, or of its key."""
+        around = self._node.around
+        fresh_id = around.fresh_id()
+        if request.idempotency_key:
+            return f"{run_of_key(around.store.deployment.id_key, subject, request.idempotency_key)}:{fresh_id}"
+        return fresh_id if request.session is None else _run_in(request.session.id, fresh_id)
+
     async def _unkeyed(self, begun: "_Begun") -> Attended:
-        run_id = self._node.around.fresh_id()
+        run_id = begun.claim.holder
         _check_bound(begun.bounds)
         if begun.request.session is None:
             told = await self._accept(run_id, begun, "", fresh=True)
         else:
-            told = await self._turn(_run_in(begun.request.session.id, run_id), begun, "")
+            told = await self._turn(run_id, begun, "")
         assert isinstance(told, _Followed)  # noqa: S101 - a random id is new
         return told
 

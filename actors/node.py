@@ -15,6 +15,7 @@ from msgspec import Struct
 from actors import companions, errors, run, upkeep
 from actors.accounting import Accounts
 from actors.audit import Settlements
+from actors.auditing import Auditor
 from actors.clients import Clients
 from actors.dispatch import POOL, Worker
 from actors.errors import Problem
@@ -55,6 +56,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """How long plain foreground runs may go on after SIGTERM."""
     repeats_model_calls: bool = False
     """Whether a model call that a lost node had in flight is made again, if nothing of it was shown; else the run ends."""
+    audited_s: float = 10.0
+    """How often it is asked whether the ledger may have forgotten something."""
+    audited_again_s: float = 60.0
+    """How long a holder that is not there must have been missing: longer than it takes to store what was given a place."""
     janitor_s: float = 3_600.0
     """How often outboxes are pruned."""
     audit_kept_ms: int = 365 * 24 * 3_600 * 1_000
@@ -112,6 +117,7 @@ class Node:
         self.clients = Clients(around.store, self.soon)
         self.slots = Slots(around.store, caps, settings.permit_begin_ms)
         self.sweeps = Sweeps(self)
+        self.auditor = Auditor(self)
         self._renewals = Renewals(self)
         around.shell.changed = self._changed
         around.shell.recorded = self._recorded
@@ -423,6 +429,7 @@ class Node:
             tasks.start_soon(self._every, self.settings.permit_begin_ms / 10_000, self.slots.confirm)
             tasks.start_soon(self._every, self.settings.janitor_s, self._prune)
             tasks.start_soon(self._every, CLIENTS_S, self.clients.keep)
+            tasks.start_soon(self.auditor.keep)
             if self.worker is not None:
                 tasks.start_soon(self.worker.work)
 

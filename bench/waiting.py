@@ -23,6 +23,7 @@ from runstream.host import Host, Options, open_host
 from runstream.tools import tool
 
 DEPLOYMENT = Deployment("bench", 64, b"bench")
+SETTINGS = NodeSettings(drain_s=0)
 DOCUMENT: Mapping[str, Any] = {
     "provider": "asking",
     "model": "m",
@@ -73,11 +74,11 @@ class Asking:
 
 
 @asynccontextmanager
-async def node(where: Endpoint, name: str, calls: int = 1) -> AsyncGenerator[Host]:
+async def node(where: Endpoint, name: str, calls: int = 1, settings: NodeSettings = SETTINGS) -> AsyncGenerator[Host]:
     """Open a host with connections of its own."""
     options = Options(
         features=Features(approvals=True),
-        node=NodeSettings(drain_s=0),
+        node=settings,
         caps=lambda _subject, _account: Caps(total=0),
         approvals=Caps(total=100_000),
     )

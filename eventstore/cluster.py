@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from eventstore import keys
 from eventstore.endpoint import chores, said
 from eventstore.fleet import Fleet
-from eventstore.link import ConnectionLost, OnConnected, ReplyError, Script, Word
+from eventstore.link import ConnectionLost, Link, OnConnected, ReplyError, Script, Word
 from eventstore.slots import DELAY_S_MAX, DOUBTFUL, Slots, key_in
 from eventstore.socket_link import Limits, SocketLink
 from eventstore.socket_messages import Hearing, SocketMessages
@@ -71,6 +71,10 @@ class ClusterLink:
         except (ConnectionLost, ReplyError) as error:
             self._slots.doubt_for(error)
             raise
+
+    def primaries(self) -> Sequence[Link]:
+        """The links to all primaries that are known now."""
+        return self._fleet.all()
 
     def of(self, key: str) -> SocketLink:
         """The link to the primary of *key*; raises `ReplyError` where none is known."""

@@ -46,6 +46,10 @@ class Fleet(Generic[V]):
             raise ReplyError(f"CLUSTERDOWN the primary of {key} was just heard of")
         return kept[0]
 
+    def all(self) -> list[V]:
+        """The one of each primary that is known now."""
+        return [made for made, _ in self._all.values()]
+
     async def launch(self) -> None:
         """Connect to every primary.
 

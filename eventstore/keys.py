@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
     "heads", "log", "feed", "snapshot", "due", "listed", "outbox", "barrier", "meta",
-    "held", "by", "line", "turn", "asked", "gone", "queue", "qturn",
+    "held", "by", "line", "turn", "asked", "gone", "queue", "qturn", "auditor",
 ]  # fmt: skip
 
 LIFETIMES: Final = MappingProxyType[Kind, str](
@@ -39,6 +39,7 @@ LIFETIMES: Final = MappingProxyType[Kind, str](
         "gone": "30 s after its permit was given back",
         "queue": "goes with the last job that waits for a node",
         "qturn": "goes with the last job that waits for a node",
+        "auditor": "goes when the audit of the ledger ends, or 30 s after its node was last heard of",
     }
 )
 """How long a key of each kind lives. Only the ledger's have TTLs: what else ends, ends by an append."""
@@ -50,7 +51,9 @@ _PER_NAME: Final[dict[str, Kind]] = {
     "held": "held", "by": "by", "line": "line", "turn": "turn", "asked": "asked", "gone": "gone",
     "queue": "queue", "qturn": "qturn",
 }  # fmt: skip
-_SINGLE: Final[dict[str, Kind]] = {"due": "due", "out": "outbox", "barrier": "barrier", "meta": "meta"}
+_SINGLE: Final[dict[str, Kind]] = {
+    "due": "due", "out": "outbox", "barrier": "barrier", "meta": "meta", "auditor": "auditor",
+}  # fmt: skip
 _KEY: Final = pattern(r"\{(?:g|\d+(?:\.\d+)?)\}:(\w+)(?s::(.+))?")
 
 
@@ -129,6 +132,21 @@ def meta(tag: str) -> str:
 def ledger(word: Literal["held", "by", "line", "turn", "asked", "gone", "queue", "qturn"], pool: str) -> str:
     """One of the keys of *pool*, as `ledger.lua` lists them."""
     return f"{LEDGER_TAG}:{word}:{pool}"
+
+
+def auditor() -> str:
+    """A string: the node that holds the ledger against the runs just now."""
+    return f"{LEDGER_TAG}:auditor"
+
+
+def heads_pattern() -> str:
+    """What the keys of heads look like to `SCAN`, in every partition."""
+    return "{*}:h:*"
+
+
+def actor_of(heads_key: str) -> str:
+    """The actor whose heads stand at *heads_key*."""
+    return heads_key.split(":", 2)[2]
 
 
 def items_channel(tag: str, actor: str) -> str:

@@ -6,7 +6,8 @@
 --                        "h|<holder>" -> its record, see `record` and `held_record`; a queued one begins with "q"
 --                        and its lane;
 --                        "place" -> the last number given to a place or a turn;
---                        "seen" -> time of the last call that met a line; "awake" -> see tick
+--                        "seen" -> time of the last call that met a line; "awake" -> see tick;
+--                        "audited" -> the history on which it was last held against the runs; not this script's
 --       3 line   zset    "<subject>|<account>|<place>|<holder>", all scored 0, so the order is that of bytes
 --       4 turn   zset    subject with waiting work -> its turn; the lowest is next
 --       5 asked  zset    waiting holder -> what "awake" was when it last asked

@@ -9,15 +9,15 @@ A queued holder need not ask: it stays until the `dispatch` of a node that serve
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from eventstore import keys
-from eventstore.link import Link, Script
-from eventstore.store import Caps, Claim, Dispatched, Permit, Taken
+from eventstore.link import Link, ReplyError, Script
+from eventstore.store import AUDIT_MS, Caps, Claim, Dispatched, Permit, Taken
 
 ASK_AGAIN_MS: Final = 5_000
 """How often a waiting holder asks again; a lost ring costs that."""
@@ -86,6 +86,8 @@ class Pool(Struct, frozen=True):
     """Time of the last call that met a line."""
     awake_ms: int = 0
     """Time during which the ledger was spoken to; what a waiter's silence is counted in."""
+    audited: str = ""
+    """The history on which it was last held against the runs; nothing if it was not, or has forgotten."""
 
 
 class Step(NamedTuple):
@@ -331,6 +333,9 @@ class MemoryLedger:
         self._ring = ring
         self._room = room
         self._pools: dict[str, Pool] = {}
+        self._auditor_until_ms = 0
+        self.history = "memory"
+        """What names the history that the ledger is on."""
 
     async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit:
         """Ask for a permit; asking again under one holder is asking once. A begun permit has begin-by 0."""
@@ -359,6 +364,29 @@ class MemoryLedger:
         self._keep(pool, step)
         return answer
 
+    async def held(self, pool: str) -> Collection[str]:
+        """Read who holds a permit of *pool* that was begun."""
+        return [holder for holder, permit in self._pool(pool).held.items() if permit.begin_by_ms == 0]
+
+    async def begin_audit(self, pools: Collection[str], _node: str) -> str:
+        """Take the audit on, if it is due and nobody is at it: the history it is about; else nothing."""
+        is_due = any(self._pool(pool).audited != self.history for pool in pools)
+        if not is_due or self._clock() < self._auditor_until_ms:
+            return ""
+        await self.keep_audit(_node)
+        return self.history
+
+    async def keep_audit(self, _node: str) -> None:
+        """Give a sign that a node is at it."""
+        self._auditor_until_ms = self._clock() + AUDIT_MS
+
+    async def end_audit(self, pools: Collection[str], history: str) -> bool:
+        """Note that *pools* say what the runs say, if the ledger still is on *history*."""
+        if history == self.history:
+            self._pools |= {pool: replace(self._pool(pool), audited=history) for pool in pools}
+        self._auditor_until_ms = 0
+        return history == self.history
+
     async def counted(self, pool: str) -> Counted:
         """Count permits and waiters of *pool*."""
         now = self._pool(pool)
@@ -377,6 +405,8 @@ class MemoryLedger:
 
 _LUA: Final = Path(__file__).with_name("ledger.lua").read_text(encoding="utf-8")
 _TAKE: Final = Script("ledger", _LUA)
+_HELD_AT_ONCE: Final = 512
+"""Holders that one step of a scan reads."""
 _SETTLE: Final = Script("ledger-settle", _LUA, allow_oom=True)
 """The same script, where it must run though memory is full: it frees what it can."""
 
@@ -424,16 +454,64 @@ class RedisLedger:
         pairs = zip(found[::2], found[1::2], strict=True)
         return [Dispatched(holder.decode(), int(begin_by)) for holder, begin_by in pairs]
 
+    async def held(self, pool: str) -> Collection[str]:
+        """Read who holds a permit of *pool* that was begun, in steps that hold nobody up."""
+        begun, cursor = set[str](), b"0"
+        while True:
+            cursor, found = await self._link.call("ZSCAN", keys.ledger("held", pool), cursor, "COUNT", _HELD_AT_ONCE)
+            pairs = zip(found[::2], found[1::2], strict=True)
+            begun.update(holder.decode() for holder, begin_by in pairs if begin_by == b"0")
+            if cursor == b"0":
+                return begun
+
+    async def begin_audit(self, pools: Collection[str], node: str) -> str:
+        """Take the audit on, if it is due and nobody is at it: the history it is about; else nothing."""
+        marks = [("HGET", keys.ledger("by", pool), "audited") for pool in pools]
+        history = await self._history()
+        if all(mark == history.encode() for mark in await self._piped(marks)):
+            return ""
+        taken = await self._link.call("SET", keys.auditor(), node, "NX", "PX", AUDIT_MS)
+        return history if taken else ""
+
+    async def keep_audit(self, node: str) -> None:
+        """Give a sign that *node* is at it."""
+        await self._link.call("SET", keys.auditor(), node, "PX", AUDIT_MS)
+
+    async def end_audit(self, pools: Collection[str], history: str) -> bool:
+        """Note that *pools* say what the runs say, if the ledger still is on *history*."""
+        is_same = history == await self._history()
+        if is_same:
+            await self._piped([("HSET", keys.ledger("by", pool), "audited", history) for pool in pools])
+        await self._link.call("DEL", keys.auditor())
+        return is_same
+
     async def counted(self, pool: str) -> Counted:
         """Count permits and waiters of *pool*."""
         held, by, line, *_, queue, _ = ledger_keys(pool, "")
         held_n, waiting, queued = [await self._link.call("ZCARD", key) for key in (held, line, queue)]
         return Counted(held_n, waiting, queued, int(await self._link.call("HGET", by, "total") or 0))
 
+    async def _history(self) -> str:
+        """What names the histories of all primaries together: whichever goes back, ledger and runs may differ."""
+        infos = [await primary.call("INFO", "replication") for primary in self._link.primaries()]
+        return ",".join(sorted(map(_replication_id, infos)))
+
+    async def _piped(self, commands: Sequence[Sequence[str]]) -> list[Any]:
+        replies = await self._link.pipeline(commands)
+        for reply in replies:
+            if isinstance(reply, ReplyError):
+                raise reply
+        return replies
+
     async def _run(self, script: Script, verb: str, pool: str, holder: str, *args: str | int) -> list[bytes]:
         words = (verb, holder, *self._rings, *args)
         answer: list[bytes] = await self._link.script(script, ledger_keys(pool, holder), words)
         return answer
+
+
+def _replication_id(info: bytes) -> str:
+    """What names a server's history, from its `INFO replication`."""
+    return next(line for line in info.decode().splitlines() if line.startswith("master_replid:")).partition(":")[2]
 
 
 def _bounds(caps: Caps, begin_within_ms: int) -> tuple[int, ...]:

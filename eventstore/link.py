@@ -63,6 +63,10 @@ class Link(Protocol):
         """Run *script* by its digest, loading it once where the server forgot it."""
         ...
 
+    def primaries(self) -> Sequence["Link"]:
+        """A link to each primary that is known now."""
+        ...
+
 
 class Call(Protocol):
     """One command on one very connection, before anybody else may use it."""

@@ -6,7 +6,7 @@ No step here waits between its first check and its last write, so each is atomic
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from eventstore.store import (
     Item,
     Look,
     Lost,
+    Met,
     Outcome,
     OutsideWindow,
     Page,
@@ -54,6 +55,8 @@ JUDGED = frozenset({"lease", "client"})
 """What a sweep that may not judge leaves where it is."""
 PASSED_OVER = 8
 """It looks at so many times more members than it may take."""
+MET_AT_ONCE = 32
+"""Actors that one step of a roll call reads."""
 SOON_MS = 250
 """How soon it is to come again."""
 
@@ -183,6 +186,12 @@ class Memory:
                 ripe.append(Ripe(actor, reason, at))
         again_ms = min(due.values(), default=0)
         return Swept(ripe, now, again_ms if judging or not due else max(again_ms, now + SOON_MS))
+
+
+def _met(actor: str, of: Kept) -> Met:
+    if of.heads.erased:
+        return Met(actor, of.heads, of.snapshot.data if of.snapshot else b"")
+    return Met(actor, of.heads, of.log[1].data if 1 in of.log else b"")
 
 
 def _by_score(member: tuple[str, int]) -> tuple[int, str]:
@@ -377,6 +386,32 @@ class MemoryStore:
     async def give(self, pool: str, holder: str, caps: Caps) -> None:
         """Hand a permit back, or leave the line or the queue."""
         await self._memory.ledger.give(pool, holder, caps)
+
+    async def held(self, pool: str) -> Collection[str]:
+        """Read who holds a permit of *pool* that was begun."""
+        return await self._memory.ledger.held(pool)
+
+    async def begin_audit(self, pools: Collection[str]) -> str:
+        """Take the audit of *pools* on, if it is due and nobody is at it."""
+        return await self._memory.ledger.begin_audit(pools, self.node)
+
+    async def keep_audit(self) -> None:
+        """Give a sign that this node is at it."""
+        await self._memory.ledger.keep_audit(self.node)
+
+    async def end_audit(self, pools: Collection[str], history: str) -> bool:
+        """Note that *pools* say what the runs say."""
+        return await self._memory.ledger.end_audit(pools, history)
+
+    async def meet(self, actors: Sequence[str]) -> Sequence[Met]:
+        """Read what each of *actors* is."""
+        return [_met(actor, self._memory.actors.get(actor) or Kept()) for actor in actors]
+
+    async def roll(self) -> AsyncGenerator[Sequence[Met]]:
+        """Read all actors, some at a time."""
+        known = [actor for actor, of in self._memory.actors.items() if of.heads != Heads()]
+        for at in range(0, len(known), MET_AT_ONCE):
+            yield await self.meet(known[at : at + MET_AT_ONCE])
 
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
         """A tail of *actor*."""

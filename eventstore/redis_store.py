@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from eventstore import appends, clock, keys, words
+from eventstore import appends, clock, keys, roll, words
 from eventstore.barrier import Barrier, KeptEnds, Short, end_of, open_barrier, proof
 from eventstore.comparing import keep_comparing
 from eventstore.endpoint import beside
@@ -38,6 +38,7 @@ from eventstore.store import (
     HistoryLost,
     Item,
     Look,
+    Met,
     Outcome,
     Page,
     Permit,
@@ -282,6 +283,30 @@ class RedisStore:
     async def give(self, pool: str, holder: str, caps: Caps) -> None:
         """Hand a permit back, or leave the line or the queue."""
         await self._asked(lambda: self._ledger.give(pool, holder, caps))
+
+    async def held(self, pool: str) -> Collection[str]:
+        """Read who holds a permit of *pool* that was begun."""
+        return await self._asked(lambda: self._ledger.held(pool))
+
+    async def begin_audit(self, pools: Collection[str]) -> str:
+        """Take the audit of *pools* on, if it is due and nobody is at it."""
+        return await self._asked(lambda: self._ledger.begin_audit(pools, self.node))
+
+    async def keep_audit(self) -> None:
+        """Give a sign that this node is at it."""
+        await self._asked(lambda: self._ledger.keep_audit(self.node))
+
+    async def end_audit(self, pools: Collection[str], history: str) -> bool:
+        """Note that *pools* say what the runs say."""
+        return await self._asked(lambda: self._ledger.end_audit(pools, history))
+
+    async def meet(self, actors: Sequence[str]) -> Sequence[Met]:
+        """Read what each of *actors* is."""
+        return await roll.met(actors, partial(self._piped, self._bulk), self._tag_of)
+
+    def roll(self) -> AsyncGenerator[Sequence[Met]]:
+        """Read all actors, some at a time."""
+        return roll.called(self._bulk.primaries(), partial(self._piped, self._bulk), self._tag_of)
 
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
         """A tail of *actor*."""

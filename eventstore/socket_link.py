@@ -19,7 +19,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from eventstore.endpoint import DELAY_S_MAX, Endpoint, Place, beside, dial, found, greet, pack, persist, said, untrusted
-from eventstore.link import Call, ConnectionLost, OnConnected, ReplyError, Script, Word
+from eventstore.link import Call, ConnectionLost, Link, OnConnected, ReplyError, Script, Word
 
 _NOT_YET = object()
 _DEMOTED = frozenset({"READONLY", "NOREPLICAS"})
@@ -255,6 +255,10 @@ class SocketLink:
             if _forgotten(reply):  # somebody flushed in between: this needs no memory
                 reply = await self._sent(pack(("EVAL", _text(script), *tail)))
         return _answer(reply)
+
+    def primaries(self) -> Sequence[Link]:
+        """This one."""
+        return (self,)
 
     async def tend(self) -> None:
         """Reconnect for ever; run beside everything that uses the link."""

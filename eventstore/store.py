@@ -6,7 +6,7 @@ An answer that a rule forbids the append is a value, because its sender acts on 
 a store that cannot answer raises `Unavailable`, and then the same append may be sent again unchanged.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -14,6 +14,8 @@ from msgspec import Struct
 
 Reason: TypeAlias = Literal["lease", "work", "approval", "idle", "deadline", "client", "permit", "retention", "usage"]
 
+AUDIT_MS = 30_000
+"""An audit of the ledger whose node was not heard of for so long is another's to take on."""
 PUSHED_ITEM_BYTES_MAX = 8_192
 """An append whose items together are larger travels to other nodes by number only (DESIGN §6)."""
 
@@ -102,6 +104,15 @@ class Page(NamedTuple):
     heads: Heads
     items: Sequence[Item]
     """Contiguous, beginning after the cursor; ends at `heads.feed` or where the byte bound was met (never empty for that)."""
+
+
+class Met(NamedTuple):
+    """An actor as it was met: how far it goes, and what it is."""
+
+    actor: str
+    heads: Heads
+    first: bytes
+    """The first event of its log; of an erased one the epitaph; empty for one that is not there, or left nothing."""
 
 
 class Event(NamedTuple):
@@ -447,6 +458,37 @@ class Store(Protocol):
 
     async def give(self, pool: str, holder: str, caps: Caps) -> None:
         """Hand a permit back, or leave the line; grants to whoever is next. Repeatable."""
+        ...
+
+    async def held(self, pool: str) -> Collection[str]:
+        """Read who holds a permit of *pool* that was begun; whoever comes or goes meanwhile may be among them or not."""
+        ...
+
+    async def begin_audit(self, pools: Collection[str]) -> str:
+        """Take the audit of *pools* on, if it is due and nobody is at it: the history it is about; else nothing.
+
+        It is due where the ledger is on another history than at the last audit, or lacks what `end_audit` wrote there.
+        Whoever took it on is believed to be at it for `AUDIT_MS` after each sign.
+        """
+        ...
+
+    async def keep_audit(self) -> None:
+        """Give a sign that this node is at it."""
+        ...
+
+    async def end_audit(self, pools: Collection[str], history: str) -> bool:
+        """Note that *pools* say what the runs say; False if the ledger is on another history by now, and it is due again."""
+        ...
+
+    async def meet(self, actors: Sequence[str]) -> Sequence[Met]:
+        """Read what each of *actors* is, in their order."""
+        ...
+
+    def roll(self) -> AsyncGenerator[Sequence[Met]]:
+        """Read all actors, some at a time; one that is there all the while is met, maybe twice, unless its slot moves.
+
+        Each step raises `Unavailable` like any other call, and then nothing is known of the rest.
+        """
         ...
 
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:

@@ -423,10 +423,7 @@ def sessions_whole(history: History) -> Iterator[str]:
 
 def nothing_left(history: History) -> Iterator[str]:
     """Nobody holds what is over, nothing is due any more but retention, and nothing waits in an inbox."""
-    open_sessions = {kept.actor for kept in history.kept if kept.kind == "session" and not kept.ended}
-    jobs = {kept.actor for kept in history.kept if kept.kind == "run" and kept.log[0].event.get("origin") == "job"}
-    hosts = {kept.actor for kept in history.kept if kept.kind == "run" and kept.log[0].event.get("host")}
-    may_hold = {"sessions": open_sessions, "jobs": jobs, "job-bytes": jobs, "host-runs": hosts}
+    may_hold = _holding(history)
     for pool, holders in history.held.items():
         if pool in {"keys", "host-keys"}:
             continue
@@ -438,6 +435,21 @@ def nothing_left(history: History) -> Iterator[str]:
     for name, member in history.listed:
         if name.startswith("inbox:"):
             yield f"{member} still waits in {name}"
+
+
+def all_counted(history: History) -> Iterator[str]:
+    """The ledger counts whoever holds a place when all is over; so only after it was held against the runs."""
+    for pool, holders in _holding(history).items():
+        for holder in sorted(holders - set(history.held.get(pool, ()))):
+            yield f"{holder} is not counted in {pool}"
+
+
+def _holding(history: History) -> dict[str, set[str]]:
+    """Who holds a place when all is over, by its pool."""
+    open_sessions = {kept.actor for kept in history.kept if kept.kind == "session" and not kept.ended}
+    jobs = {kept.actor for kept in history.kept if kept.kind == "run" and kept.log[0].event.get("origin") == "job"}
+    hosts = {kept.actor for kept in history.kept if kept.kind == "run" and kept.log[0].event.get("host")}
+    return {"sessions": open_sessions, "jobs": jobs, "job-bytes": jobs, "host-runs": hosts}
 
 
 def no_complaints(history: History) -> Iterator[str]:

@@ -30,6 +30,10 @@ class Ledger(Protocol):
         self, pool: str, node: str, most: int, caps: Caps, lanes: Collection[str] = ("",)
     ) -> Sequence[Dispatched]: ...
     async def counted(self, pool: str) -> Counted: ...
+    async def held(self, pool: str) -> Collection[str]: ...
+    async def begin_audit(self, pools: Collection[str], node: str, /) -> str: ...
+    async def keep_audit(self, node: str, /) -> None: ...
+    async def end_audit(self, pools: Collection[str], history: str) -> bool: ...
 
 
 class HeldClock:
@@ -46,6 +50,9 @@ class HeldClock:
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
         return await self._link.script(held_still(script), keys, args)
+
+    def primaries(self) -> Sequence[Link]:
+        return (self,)
 
 
 @cache

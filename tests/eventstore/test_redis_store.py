@@ -15,7 +15,7 @@ from eventstore.endpoint import beside
 from eventstore.fake_link import FakeLink, fake_server, open_fake_link, open_fake_messages
 from eventstore.fake_store import open_fake_store
 from eventstore.follow import followed
-from eventstore.link import PAUSES, ConnectionLost, ReplyError, Script, Word
+from eventstore.link import PAUSES, ConnectionLost, Link, ReplyError, Script, Word
 from eventstore.redis_store import RedisStore, open_redis_store, open_store_over
 from eventstore.store import (
     Append,
@@ -68,6 +68,9 @@ class Faulty:
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
         return await self._through(lambda: self.link.script(script, keys, args))
+
+    def primaries(self) -> Sequence[Link]:
+        return self.link.primaries()
 
     async def pipeline(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         if self.ahead is not None:

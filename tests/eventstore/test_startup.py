@@ -178,7 +178,7 @@ async def test_nodes_that_start_at_once_on_an_empty_server_lose_nothing_to_each_
     class Overtaken:
         """A link that is overtaken by another node's start after its first look at the records."""
 
-        call, script = link.call, link.script
+        call, script, primaries = link.call, link.script, link.primaries
 
         def __init__(self) -> None:
             self.looked = False

@@ -13,11 +13,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple
 
 import anyio
+import msgspec
 from typing_extensions import override
 
 from eventstore import appends
 from eventstore.follow import Hub
-from eventstore.memory import Memory, MemoryStore
+from eventstore.memory import Kept, Memory, MemoryStore
 from eventstore.store import Append, Ear, Outcome, Recorded, Tail, Unavailable
 from tests.simulation.loop import VirtualLoop, at_once, of_machine
 
@@ -75,6 +76,8 @@ class Network:
         self.cut: set[tuple[str, int]] = set()
         """Who does not reach what; an empty name: nobody."""
         self.wrote: list[Wrote] = []
+        self.unjust: list[str] = []
+        """What an audit gave back though its holder lives."""
         self._world = of_machine("")
         self._lines: dict[tuple[str, int], Connection] = {}
 
@@ -291,7 +294,35 @@ class Wire:
         return await self._over(LEDGER, "dispatch", pool, most, caps, lanes)
 
     async def give(self, pool: str, holder: str, caps: Any) -> None:
+        if self._is_auditing() and _lives(self._network.memory, pool, holder):
+            self._network.unjust.append(f"{holder} of {pool} lives, and an audit gave its permit back")
         await self._over(LEDGER, "give", pool, holder, caps)
+
+    def _is_auditing(self) -> bool:
+        task = asyncio.current_task()
+        return task is not None and task.get_name().endswith("Auditor.keep")
+
+    async def held(self, pool: str) -> Any:
+        return await self._over(LEDGER, "held", pool)
+
+    async def begin_audit(self, pools: Any) -> Any:
+        return await self._over(LEDGER, "begin_audit", pools)
+
+    async def keep_audit(self) -> None:
+        await self._over(LEDGER, "keep_audit")
+
+    async def end_audit(self, pools: Any, history: str) -> Any:
+        return await self._over(LEDGER, "end_audit", pools, history)
+
+    async def meet(self, actors: Sequence[str]) -> Any:
+        met: list[Any] = []
+        for actor in actors:
+            met += await self._at(actor, "meet", [actor])
+        return met
+
+    async def roll(self) -> AsyncGenerator[Any]:
+        async for some in self._near.roll():
+            yield await self.meet([met.actor for met in some])
 
     def follow(self, actor: str) -> AbstractAsyncContextManager[Tail]:
         return self._followed(actor)
@@ -346,3 +377,24 @@ class Wire:
                 await anyio.sleep(pause_s)
             finally:
                 timer.cancel()
+
+
+def _lives(memory: Memory, pool: str, holder: str) -> bool:
+    """Whether an actor that has not ended holds a permit of *pool* as *holder*."""
+    return any(
+        kept.heads.log and not kept.heads.ended and holder in _holds(pool, actor, kept)
+        for actor, kept in memory.actors.items()
+    )
+
+
+def _holds(pool: str, actor: str, kept: Kept) -> set[str]:
+    """The names under which an actor that has not ended holds something of *pool*."""
+    first = msgspec.json.decode(kept.log[1].data)
+    kind, origin = str(first["type"]).partition(".")[0], first.get("origin", "foreground")
+    places = {"approval": {"approvals"}, "ticket": {"tickets"}, "session": {"sessions"}}.get(kind, set())
+    if kind == "run":
+        places = {"job": {"jobs", "job-bytes"}, "host": {"host-runs"}}.get(origin, set())
+        begins = b'{"type":"run.claimed"' if origin == "host" else b'{"type":"run.started"'
+        if pool == "runs" and any(entry.data.startswith(begins) for entry in kept.log.values()):
+            return {first.get("permit", "")}
+    return {actor} if pool in places else set()

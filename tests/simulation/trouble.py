@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from tests.history import faults
+from tests.history import all_counted, faults
 from tests.host_history import host_faults
 from tests.simulation import loop as virtual
 from tests.simulation.loop import Stalled, VirtualLoop
@@ -17,7 +17,7 @@ from tests.simulation.world import LEASE_MS, NODES, PARTITIONS, Line, Machine, O
 
 BUSY_S = 7.0
 """How long clients begin new things."""
-REST_S = 60.0
+REST_S = 120.0
 """How long what is left may take to come to rest once nothing befalls it any more."""
 CLIENTS = 5
 LEASE_S = LEASE_MS / 1_000
@@ -80,7 +80,18 @@ async def _rested(world: World) -> list[str]:
             await anyio.sleep(0.25)
     if restless:
         world.complain("no rest:", restless)
-    return [*faults(world.history()), *host_faults(world.host_history())]
+    await _audited(world)
+    return [*faults(world.history()), *all_counted(world.history()), *host_faults(world.host_history())]
+
+
+async def _audited(world: World) -> None:
+    """Have the ledger held against the runs once more: a node that died may have left somebody uncounted."""
+    world.memory.ledger.history += "'"
+    with anyio.move_on_after(REST_S) as patience:
+        while world.unaudited():  # noqa: ASYNC110
+            await anyio.sleep(0.25)
+    if patience.cancelled_caught:
+        world.complain("the ledger was not held against the runs")
 
 
 # Trouble.
@@ -188,6 +199,16 @@ async def _jumped(world: World, chance: random.Random) -> None:
     world.jumped_ms += jump_ms
 
 
+async def _ledger_went_back(world: World, chance: random.Random) -> None:
+    """The ledger is what it was some moments ago, or nothing at all; the runs are not."""
+    ledger = world.memory.ledger
+    before = dict(ledger._pools)
+    await anyio.sleep(chance.uniform(0, 3))
+    ledger._pools = before if chance.random() < 0.7 else {}
+    ledger.history += "'"
+    world.say("THE LEDGER WENT BACK")
+
+
 TROUBLES: list[Callable[[World, random.Random], Coroutine[Any, Any, None]]] = [
     _killed,
     _drained,
@@ -197,6 +218,7 @@ TROUBLES: list[Callable[[World, random.Random], Coroutine[Any, Any, None]]] = [
     _outage,
     _stormy,
     _jumped,
+    _ledger_went_back,
 ]
 
 

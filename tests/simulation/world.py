@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 from typing_extensions import override
 
-from actors import host_runs, jobs, session
+from actors import holdings, host_runs, jobs, session
 from actors.errors import Refused
 from actors.events import ToolCall
 from actors.foreground import Attended
@@ -39,7 +39,14 @@ LEASE_MS = 2_000
 PARTITIONS = 2
 NODES = 3
 SETTINGS = NodeSettings(
-    lease_ms=LEASE_MS, routine_ms=500, permit_begin_ms=3_000, reassured_s=2.0, drain_s=1.5, janitor_s=1_000_000
+    lease_ms=LEASE_MS,
+    routine_ms=500,
+    permit_begin_ms=3_000,
+    reassured_s=2.0,
+    drain_s=1.5,
+    audited_s=0.7,
+    audited_again_s=10.0,
+    janitor_s=1_000_000,
 )
 CAPS = Caps(total=10, per_subject=4, queue_total=6, queue_per_subject=3)
 FIRST_MS = 1_767_607_200_000
@@ -410,8 +417,15 @@ class World:
 
     # What is left.
 
+    def unaudited(self) -> bool:
+        """Whether the ledger is to be held against the runs."""
+        ledger = self.memory.ledger
+        return any(ledger._pool(pool).audited != ledger.history for pool in holdings.POOLS)
+
     def restless(self) -> str:
         """What has not come to rest; empty for nothing."""
+        if self.unaudited():
+            return "the ledger is to be held against the runs"
         for actor, kept in self.memory.actors.items():
             if kept.heads.log and not kept.heads.ended and not _stays(kept):
                 return f"{actor} has not ended"
@@ -452,7 +466,7 @@ class World:
             },
             due=[member for due in memory.due.values() for member in due],
             listed=[(name, member) for (_, name), members in memory.listed.items() for member in members],
-            complaints=self.complaints,
+            complaints=[*self.complaints, *self.network.unjust],
         )
 
 

@@ -43,7 +43,7 @@ CLIENTS = 8
 HARMED_S = float(os.environ.get("CHAOS_S") or 6)
 ENDED_S = 30.0
 """Within this time after the last harm clients are done with what they had begun."""
-SETTLED_S = 15.0
+SETTLED_S = 30.0
 """And after that nothing is open, due or held any more."""
 OFF_S = {0: -30, 2: 30} if clocks.MAY_BE_OFF else {}
 """By how much the clocks of hosts are ahead."""
