@@ -100,6 +100,21 @@ async def refused(server: Server) -> bool:
     return "errorstat_OOM" in await info(server.endpoint, "errorstats")
 
 
+async def test_a_server_that_cannot_write_its_disk_is_a_pause(server: Server, store: RedisStore) -> None:
+    async with under_load(store, "one") as load:
+        await server.ask("CONFIG", "SET", "dbfilename", "no-file.rdb", "save", "3600 1")
+        (server.folder / "no-file.rdb" / "in").mkdir(parents=True)  # so that no snapshot can take its place
+        await server.ask("BGSAVE")
+        await until(lambda: unwritable(server))
+        await server.ask("CONFIG", "SET", "save", "")
+        await load.goes_on()
+        assert load.failed == []
+
+
+async def unwritable(server: Server) -> bool:
+    return "errorstat_MISCONF" in await info(server.endpoint, "errorstats")
+
+
 async def test_a_primary_that_was_made_a_replica_is_a_pause_until_it_is_one_again(
     server: Server, store: RedisStore
 ) -> None:
