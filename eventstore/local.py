@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -199,7 +199,7 @@ def _make_private(folder: Path) -> Path:
 
 
 @contextmanager
-def _usable(folder: Path) -> Iterator[None]:
+def _usable(folder: Path) -> Generator[None]:
     """Tell what the system refuses, such as room on the disk, as a fault of *folder*."""
     try:
         yield

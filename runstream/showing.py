@@ -12,12 +12,13 @@ from runstream.output import Output
 from runstream.tables import EVENT_HEADER, LOG_HEADER, event_line, log_line, log_object
 
 
-async def show_events(host: Host, run_id: str, output: Output, *, as_json: bool, follow: bool) -> None:
+async def show_events(host: Host, output: Output, run_id: str, *, as_json: bool, follow: bool) -> None:
     """Write the feed of a run, and with *follow* what comes until its end.
 
     Raises:
         Refused: there is no such run.
     """
+    run_id = checked_run_id(run_id)
     await host.state(run_id)
     if not as_json:
         await output.line(EVENT_HEADER)
@@ -26,12 +27,13 @@ async def show_events(host: Host, run_id: str, output: Output, *, as_json: bool,
             await (output.json(data) if as_json else output.line(event_line(msgspec.json.decode(data))))
 
 
-async def show_log(host: Host, run_id: str, output: Output, *, as_json: bool, follow: bool) -> None:
+async def show_log(host: Host, output: Output, run_id: str, *, as_json: bool, follow: bool) -> None:
     """Write the log of a run, and with *follow* what comes until its end.
 
     Raises:
         Refused: there is no such run.
     """
+    run_id = checked_run_id(run_id)
     await host.state(run_id)
     if not as_json:
         await output.line(LOG_HEADER)
