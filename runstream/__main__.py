@@ -5,6 +5,10 @@ import sys
 
 def main() -> None:
     """Run the command line; Ctrl-C may come while its modules load."""
+    if not all((sys.stdin, sys.stdout, sys.stderr)):
+        # What is opened next would take the place of the one that is closed.
+        print("standard input, output and error must be open; /dev/null will do", file=sys.stderr or sys.stdout)
+        sys.exit(2)
     try:
         from runstream.cli import cli  # noqa: PLC0415 - the try is what it is for
     except KeyboardInterrupt:

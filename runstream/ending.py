@@ -40,7 +40,7 @@ def ending_of(error: BaseException) -> Ending | None:
             return Ending(FAILED, ["stopped"])
         case SettingsError():
             return Ending(UNUSABLE, [f"settings: {neutral(line, keep='')}" for line in str(error).splitlines()])
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS | errno.EBADF, strerror=why):
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EROFS, strerror=why):
             return Ending(FAILED, [f"cannot write: {why}"])
         case ReplyError() if passing(error):
             return Ending(FAILED, [f"Redis cannot serve at the moment: {_said(error)}"])

@@ -1,6 +1,5 @@
 """Where commands print: text for a terminal is made harmless, and what is for programs goes out as it is."""
 
-import errno
 import sys
 from typing import TextIO
 
@@ -13,7 +12,7 @@ class Output:
     """Standard output, written at once."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or _standard()
+        self._stream = stream or sys.stdout
         self._shown = self._stream.isatty()
         self._line_open = False
 
@@ -45,11 +44,3 @@ class Output:
     async def _written(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-
-def _standard() -> TextIO:
-    """Standard output; raises `OSError` where a program was started without one."""
-    opened: TextIO | None = sys.stdout
-    if opened is None:
-        raise OSError(errno.EBADF, "standard output is closed")
-    return opened

@@ -355,6 +355,14 @@ main()
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "stopped\n")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_a_program_without_a_standard_stream_says_so(closed: str) -> None:
+    command = ["/bin/sh", "-c", f'exec "$0" -m runstream providers {closed}', sys.executable]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "must be open" in ended.stderr
+
+
 @pytest.mark.repo
 def test_the_demonstration_ends_with_the_way_to_look_again(place: Place, tmp_path: Path) -> None:
     letter = str(ROOT / "examples" / "letter.txt")
@@ -430,13 +438,6 @@ async def test_an_answer_without_its_pieces_is_shown_whole_and_one_in_pieces_onc
 
     await running.run(replay(), Output(stream), "text", lambda _: None)
     assert stream.getvalue() == shown
-
-
-def test_a_program_without_standard_output_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(OSError, match="standard output is closed") as closed:
-        Output()
-    assert ending_of(closed.value) == (1, ["cannot write: standard output is closed"])
 
 
 def test_a_server_that_refuses_for_the_moment_makes_no_command_unusable() -> None:
