@@ -200,12 +200,7 @@ def token() -> None:
 @token.command("new")
 @click.option("--subject", required=True, help="Who the token stands for: owner of runs, unit of fairness.")
 @click.option(
-    "--provider",
-    "providers",
-    multiple=True,
-    default=("scripted",),
-    show_default=True,
-    help="Instance that runs may use.",
+    "--provider", "providers", multiple=True, help="Instance that runs may use. [scripted, but none for metrics]"
 )
 @click.option("--tool", "tools", multiple=True, help="Host tool that runs may name.")
 @click.option("--approve-tool", "approve_tools", multiple=True, help="Tool whose calls the token may decide.")
@@ -231,6 +226,8 @@ def token_new(application_tools: tuple[str, ...], **policy: Any) -> None:
     async def work() -> None:
         output = Output()
         grants = {name: policy.pop(name) for name in ("search", "index", "delete")}
+        if not (policy["providers"] or policy["read_metrics"] or policy["manage_providers"]):
+            policy["providers"] = ("scripted",)
         tools = tuple(ApplicationToolGrant(name) for name in application_tools)
         made = await tokens.fresh()
         entry = tokens.entry_for(made, application_tools=tools, retrieval=RetrievalGrant(**grants), **policy)
