@@ -32,6 +32,7 @@ from runstream.output import Output
 from runstream.provider_settings import vendor_of
 from runstream.settings import LogSettings, Settings, SettingsError
 from runstream.sources import read_settings
+from runstream.tables import neutral
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,12 +161,12 @@ def check(config: Path | None, state_dir: Path | None) -> None:
             settings = await _settings(config, state_dir)
         except SettingsError as error:
             for line in str(error).splitlines():
-                click.echo(f"{'error':<8} {'settings':<10} {line}")
+                click.echo(neutral(f"{'error':<8} {'settings':<10} {line}", keep=""))
             return FAILED
         await logs.begin(LogSettings(level="error"), sys.stderr)
         found = await checking.check(settings)
         for verdict in found:
-            click.echo(verdict.line)
+            click.echo(neutral(verdict.line, keep=""))
         return FAILED if any(verdict.level == "error" for verdict in found) else 0
 
     _ended(work)

@@ -5,7 +5,6 @@ from contextlib import aclosing
 
 import msgspec
 
-from actors.errors import Refused
 from projections.wire_feed import numbered
 from runstream.host import Host
 from runstream.output import Output
@@ -18,7 +17,6 @@ async def show_events(host: Host, output: Output, run_id: str, *, as_json: bool,
     Raises:
         Refused: there is no such run.
     """
-    run_id = checked_run_id(run_id)
     await host.state(run_id)
     if not as_json:
         await output.line(EVENT_HEADER)
@@ -33,7 +31,6 @@ async def show_log(host: Host, output: Output, run_id: str, *, as_json: bool, fo
     Raises:
         Refused: there is no such run.
     """
-    run_id = checked_run_id(run_id)
     await host.state(run_id)
     if not as_json:
         await output.line(LOG_HEADER)
@@ -64,20 +61,3 @@ async def _log(host: Host, run_id: str, output: Output, after: int, *, as_json: 
         await (output.json(log_object(entry, event)) if as_json else output.line(log_line(entry, event)))
         after = entry.version
     return after
-
-
-def checked_run_id(text: str) -> str:
-    """*text* as a run's id, in the form that it is stored under.
-
-    Raises:
-        Refused: it is none.
-    """
-    lowered = text.strip().lower()
-    if len(lowered) != _UUID_CHARS or any(lowered[place] != "-" for place in (8, 13, 18, 23)):
-        raise Refused("INVALID_REQUEST", "a run's id is a UUID, as run.started shows it")
-    if any(one not in "0123456789abcdef-" for one in lowered):
-        raise Refused("INVALID_REQUEST", "a run's id is a UUID, as run.started shows it")
-    return lowered
-
-
-_UUID_CHARS = 36

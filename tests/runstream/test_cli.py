@@ -338,6 +338,11 @@ def test_output_that_finds_no_room_is_said_in_one_line(place: Place) -> None:
     assert (ended.returncode, ended.stderr) == (1, "cannot write: No space left on device\n")
 
 
+def test_a_program_that_reads_gets_utf_8_whatever_the_locale(place: Place) -> None:
+    ran = program(place, "run", "caf\u00e9 \u65e5", "--model", "echo", environ={"PYTHONIOENCODING": "ascii"})
+    assert (ran.returncode, ran.stdout) == (0, "caf\u00e9 \u65e5\n")
+
+
 def test_ctrl_c_while_the_program_loads_stops_it_in_one_line() -> None:
     code = """
 import sys
