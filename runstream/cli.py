@@ -65,7 +65,7 @@ def serve(config: Path | None, state_dir: Path | None) -> None:
         await logs.begin(settings.log, sys.stderr)
         await serving.serve_host(settings, lambda listening: click.echo(f"listening on {listening.url}"))
 
-    _ended(work)
+    _ended(work, mending.SERVING)
 
 
 @cli.command()
@@ -86,7 +86,7 @@ def host(path: Path | None, config: Path | None, state_dir: Path | None, *, stdi
         else:
             await sidecar.serve_socket(settings, path, lambda at: click.echo(f"listening on unix:{at}"))
 
-    _ended(work)
+    _ended(work, mending.SOCKET)
 
 
 @cli.command()

@@ -11,6 +11,12 @@ from runstream.settings import Settings
 Mends = Mapping[str, str]
 """By the code of a refusal, what mends it."""
 
+SERVING: Mends = {
+    "ADDRESS_UNAVAILABLE": "stop what listens there, or choose another listen.host or listen.port",
+    "INVALID_TLS": "correct listen.certificate and listen.key",
+}
+SOCKET: Mends = {"ADDRESS_UNAVAILABLE": "choose another path"}
+
 
 def mended(lines: Sequence[str], mends: Mends) -> Sequence[str]:
     """The *lines* of an error, those that begin with a code that can be mended with how."""

@@ -49,7 +49,7 @@ def test_the_example_runs(code: str, tmp_path: Path) -> None:
 async def test_the_settings_are_accepted(text: str, tmp_path: Path) -> None:
     path = tmp_path / "runstream.toml"
     path.write_text(text.replace('digest = "…"', f'digest = "{DIGEST}"'), encoding="utf-8")
-    assert await read_settings(path, {}, tmp_path)
+    assert (await read_settings(path, {}, tmp_path)).profile
 
 
 def test_there_are_examples() -> None:

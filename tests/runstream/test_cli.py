@@ -291,6 +291,14 @@ def test_a_run_on_another_host_streams_over_http(served: Served) -> None:
     assert "-> RUNSTREAM_TOKEN" in stranger.stderr
 
 
+def test_a_port_that_is_taken_is_said_with_what_to_do(served: Served, tmp_path: Path) -> None:
+    taken = {"RUNSTREAM_LISTEN__PORT": served.url.rpartition(":")[2], "RUNSTREAM_LOG__LEVEL": "warning"}
+    ended = program(served.place, "serve", "--state-dir", str(tmp_path), environ=taken)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert ended.stderr.startswith("ADDRESS_UNAVAILABLE: ")
+    assert ended.stderr.endswith("-> stop what listens there, or choose another listen.host or listen.port\n")
+
+
 def test_beside_a_running_host_a_command_is_a_second_node(served: Served) -> None:
     ran = program(served.place, "run", "hello", "--model", "echo", "--events")
     assert ran.returncode == 0, ran.stderr
