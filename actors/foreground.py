@@ -1,5 +1,6 @@
 """A run as its caller holds it: admission, key, acceptance, the stream, and its end when the caller leaves."""
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +24,8 @@ from actors.shell import TRIES, Moved, Told, TooLate
 from actors.slots import store_by
 from eventstore import clock
 from eventstore.store import Caps, Claim, Heads, HistoryLost, Item, Permit, Unavailable
+
+log = logging.getLogger(__name__)
 
 BEGIN_TRIES = 3
 """How many permits may lapse, each before its run was stored, until the caller is told to try later."""
@@ -183,16 +186,29 @@ class Foreground:
         claim = Claim(POOL, self._permit_id(asked.request, subject), store.node, subject, bounds.account)
         caps = self._node.caps(subject, bounds.account)
         attended: Attended | None = None
+        answering = True
         try:
             permit = await store.take(claim, caps, self._node.settings.permit_begin_ms)
             _check_permit(permit)
             _check_streamed(asked.request, streamed=asked.streamed)
             begun = _Begun(asked.request, asked.holder, bounds, claim, permit)
             attended = await (self._claimed(begun) if asked.request.idempotency_key else self._unkeyed(begun))
-            return attended
+        except Unavailable:
+            # Whoever asked has waited long enough to be told.
+            answering = False
+            self._node.soon(self._given_back, claim, caps)
+            raise
         finally:
-            if not isinstance(attended, _Followed):
+            if answering and not isinstance(attended, _Followed):
                 await store.give(POOL, claim.holder, caps)
+        return attended
+
+    async def _given_back(self, claim: Claim, caps: Caps) -> None:
+        """Give a slot back that may have been taken; where that fails too, it lapses."""
+        try:
+            await self._node.around.store.give(POOL, claim.holder, caps)
+        except Unavailable:
+            log.debug("the ledger does not take back the slot %s", claim.holder)
 
     def _permit_id(self, request: RunRequest, subject: str) -> str:
         """A new holder of a slot, whose beginning leads to its run: the id of that, or of its key."""

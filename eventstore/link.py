@@ -13,7 +13,8 @@ Word: TypeAlias = bytes | str | int
 
 PAUSES: Final = frozenset(
     {
-        "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN",
+        "ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOREPLICAS", "OOM", "READONLY",
+        "TRYAGAIN",
     }
 )  # fmt: skip
 """Errors that mean the partition pauses; the same words are sent again."""

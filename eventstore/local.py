@@ -16,8 +16,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -101,11 +101,11 @@ async def private_server(
     A server that a killed process left behind is stopped first.
 
     Raises:
-        LocalServerError: the folder is in use, no binary fits, or the server does not start.
+        LocalServerError: the folder is in use or takes no files, no binary fits, or the server does not start.
     """
     patience = patience or Patience()
     state_dir = _make_private(state_dir)
-    with (state_dir / "host.lock").open("a+") as host_lock, (state_dir / "server.lock").open("a+") as server_lock:
+    with _opened(state_dir, "host.lock") as host_lock, _opened(state_dir, "server.lock") as server_lock:
         _claim(host_lock, state_dir)
         await _clear(server_lock, state_dir, patience)
         last = _last(state_dir)
@@ -119,13 +119,12 @@ async def private_server(
 
 @asynccontextmanager
 async def _running(
-    binary: _Binary, last: _Record, state_dir: Path, socket: Path, server_lock: IO[str], patience: Patience
+    binary: _Binary, last: _Record, state_dir: Path, socket: Path, server_lock: IO[bytes], patience: Patience
 ) -> AsyncGenerator[int]:
     """Run the server and its watchdog; both are gone afterwards."""
     token = secrets.token_hex(16)
-    log_path = state_dir / "redis.log"
-    _rotate(log_path)
-    with log_path.open("ab") as log:
+    log_path = _rotated(state_dir)
+    with _opened(state_dir, log_path.name) as log:
         server = await anyio.open_process(
             [str(binary.path), *_options(state_dir, socket, token)],
             stdin=subprocess.DEVNULL,
@@ -191,17 +190,30 @@ def _socket_path(state_dir: Path, runtime_dir: Path, uid: int) -> Path:
 
 def _make_private(folder: Path) -> Path:
     """Make *folder* if it is missing, and ours alone; return it in full."""
-    try:
+    with _usable(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():
             raise LocalServerError(f"{folder} belongs to another user; choose a state folder of your own")
         folder.chmod(0o700)
-    except OSError as error:
-        raise LocalServerError(f"{folder} cannot be used: {error.strerror}; choose another state folder") from error
     return folder.absolute()
 
 
-def _locked(lock: IO[str]) -> bool:
+@contextmanager
+def _usable(folder: Path) -> Generator[None]:
+    """Tell what the system refuses, such as room on the disk, as a fault of *folder*."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalServerError(f"{folder} cannot be used: {error.strerror}; choose another state folder") from error
+
+
+def _opened(state_dir: Path, name: str) -> IO[bytes]:
+    """A file of *state_dir*, made if it is missing; without a buffer, so that closing it has nothing to write."""
+    with _usable(state_dir):
+        return (state_dir / name).open("ab+", buffering=0)
+
+
+def _locked(lock: IO[bytes]) -> bool:
     """Take *lock* if nobody has it; it goes when the last process that has the file open closes it, or dies."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,18 +222,18 @@ def _locked(lock: IO[str]) -> bool:
     return True
 
 
-def _claim(lock: IO[str], state_dir: Path) -> None:
+def _claim(lock: IO[bytes], state_dir: Path) -> None:
     """Make this process the owner of the folder, and leave its id for those who come second."""
     if not _locked(lock):
         lock.seek(0)
-        holder = lock.read().strip() or "unknown"
+        holder = lock.read().decode().strip() or "unknown"
         raise LocalServerError(f"{state_dir} is in use by process {holder}; stop it, or choose another state folder")
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    with _usable(state_dir):
+        lock.truncate(0)
+        lock.write(b"%d\n" % os.getpid())
 
 
-async def _clear(lock: IO[str], state_dir: Path, patience: Patience) -> None:
+async def _clear(lock: IO[bytes], state_dir: Path, patience: Patience) -> None:
     """Wait until no server has the folder, stopping one that a killed process left behind."""
     pid = None
     if not _locked(lock):
@@ -236,7 +248,7 @@ async def _clear(lock: IO[str], state_dir: Path, patience: Patience) -> None:
     )
 
 
-async def _freed(lock: IO[str], pid: int | None, number: signal.Signals, wait_s: float) -> bool:
+async def _freed(lock: IO[bytes], pid: int | None, number: signal.Signals, wait_s: float) -> bool:
     """Send *number* to the server *pid* that has *lock*, and wait until it is free."""
     if _locked(lock):
         return True
@@ -275,14 +287,18 @@ def _last(state_dir: Path) -> _Record:
 def _keep(record: _Record, state_dir: Path) -> None:
     """Write *record* whole or not at all."""
     draft = state_dir / f"{_RECORD}.new"
-    draft.write_bytes(msgspec.json.encode(record))
-    draft.replace(state_dir / _RECORD)
+    with _usable(state_dir):
+        draft.write_bytes(msgspec.json.encode(record))
+        draft.replace(state_dir / _RECORD)
 
 
-def _rotate(log: Path) -> None:
-    """Begin a new log where the old one has grown large; one old one is kept."""
-    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
-        log.replace(log.with_suffix(".log.old"))
+def _rotated(state_dir: Path) -> Path:
+    """The server's log, begun anew where the old one has grown large; one old one is kept."""
+    log = state_dir / "redis.log"
+    with _usable(state_dir):
+        if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+            log.replace(log.with_suffix(".log.old"))
+    return log
 
 
 async def _binary(given: Path | None, last: _Record) -> _Binary:

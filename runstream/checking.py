@@ -164,7 +164,9 @@ async def _redis(settings: Settings) -> AsyncGenerator[Verdict]:
                 yield Verdict("ok", "redis", f"{how}{version} at {server}")
             for finding in startup.findings_of_all(settings.profile, told, settings.node.lease_ms):
                 yield Verdict(finding.level, "redis", finding.what, finding.mend)
-    except (LocalServerError, ConnectionLost, ReplyError, SettingsError, Unfit) as error:
+    except LocalServerError as error:
+        yield Verdict("error", "redis", str(error))
+    except (ConnectionLost, ReplyError, SettingsError, Unfit) as error:
         yield Verdict("error", "redis", str(error), "start it, or correct [redis] in the settings")
 
 

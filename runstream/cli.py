@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 import runstream
 from api.grants import ApplicationToolGrant, RetrievalGrant
-from runstream import checking, instances, logs, neighbour, running, serving, showing, sidecar, tokens
+from runstream import checking, instances, logs, mending, neighbour, running, serving, showing, sidecar, tokens
 from runstream.client import Remote, remote_events
 from runstream.cluster import NODES_MAX
 from runstream.cluster import cluster as run_cluster
@@ -25,23 +26,19 @@ from runstream.demo import demo as demonstrate
 from runstream.demo_approval import Answer
 from runstream.demo_approval import demo_approval as demonstrate_approval
 from runstream.ending import FAILED, Ending, ending_of
+from runstream.host import Host
 from runstream.models import with_named
 from runstream.output import Output
 from runstream.provider_settings import vendor_of
 from runstream.settings import LogSettings, Settings, SettingsError
 from runstream.sources import read_settings
+from runstream.tables import neutral
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 INPUT_BYTES_MAX = 4_000_000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-
-
-def main() -> NoReturn:
-    """Run the command line."""
-    cli(prog_name="runstream")
-    sys.exit(0)
 
 
 def with_config(command: F) -> F:
@@ -68,7 +65,7 @@ def serve(config: Path | None, state_dir: Path | None) -> None:
         await logs.begin(settings.log, sys.stderr)
         await serving.serve_host(settings, lambda listening: click.echo(f"listening on {listening.url}"))
 
-    _ended(work)
+    _ended(work, mending.SERVING)
 
 
 @cli.command()
@@ -89,7 +86,7 @@ def host(path: Path | None, config: Path | None, state_dir: Path | None, *, stdi
         else:
             await sidecar.serve_socket(settings, path, lambda at: click.echo(f"listening on unix:{at}"))
 
-    _ended(work)
+    _ended(work, mending.SOCKET)
 
 
 @cli.command()
@@ -116,19 +113,22 @@ def run(prompt: str | None, file: Path | None, url: str | None, token: str | Non
         raise click.UsageError("--url needs --token or RUNSTREAM_TOKEN")
     options = _addressed(options, local=not url)
     show: running.Show = "json" if options["as_json"] else "events" if options["as_events"] else "text"
+    mends: dict[str, str] = {}
 
     async def work() -> None:
         document = await _document(prompt, file, options)
         if url and token:
+            mends.update(mending.remote(options["provider"]))
             await _run(remote_events(Remote(url, token), document), show)
             return
         settings = await _settings(options["config"], options["state_dir"])
         settings = with_named(settings, options["provider"], options["base_url"])
+        mends.update(mending.asking(settings, options["provider"], options["base_url"]))
         await logs.begin(replace(settings.log, level="error"), sys.stderr)
         async with runstream.open(await neighbour.joined(settings)) as host:
             await _run(running.local_events(host, document), show)
 
-    _ended(work)
+    _ended(work, mends)
 
 
 @cli.command()
@@ -138,12 +138,7 @@ def run(prompt: str | None, file: Path | None, url: str | None, token: str | Non
 @with_config
 def events(run_id: str, *, as_json: bool, follow: bool, config: Path | None, state_dir: Path | None) -> None:
     """Show the events of a run as clients see them."""
-
-    async def work() -> None:
-        async with runstream.open(await _quiet(config, state_dir)) as host:
-            await showing.show_events(host, showing.checked_run_id(run_id), Output(), as_json=as_json, follow=follow)
-
-    _ended(work)
+    _looked(partial(showing.show_events, run_id=run_id, as_json=as_json, follow=follow), config, state_dir)
 
 
 @cli.command()
@@ -153,12 +148,7 @@ def events(run_id: str, *, as_json: bool, follow: bool, config: Path | None, sta
 @with_config
 def log(run_id: str, *, as_json: bool, follow: bool, config: Path | None, state_dir: Path | None) -> None:
     """Show the log of a run: what its state is made of."""
-
-    async def work() -> None:
-        async with runstream.open(await _quiet(config, state_dir)) as host:
-            await showing.show_log(host, showing.checked_run_id(run_id), Output(), as_json=as_json, follow=follow)
-
-    _ended(work)
+    _looked(partial(showing.show_log, run_id=run_id, as_json=as_json, follow=follow), config, state_dir)
 
 
 @cli.command()
@@ -171,12 +161,12 @@ def check(config: Path | None, state_dir: Path | None) -> None:
             settings = await _settings(config, state_dir)
         except SettingsError as error:
             for line in str(error).splitlines():
-                click.echo(f"{'error':<8} {'settings':<10} {line}")
+                click.echo(neutral(f"{'error':<8} {'settings':<10} {line}", keep=""))
             return FAILED
         await logs.begin(LogSettings(level="error"), sys.stderr)
         found = await checking.check(settings)
         for verdict in found:
-            click.echo(verdict.line)
+            click.echo(neutral(verdict.line, keep=""))
         return FAILED if any(verdict.level == "error" for verdict in found) else 0
 
     _ended(work)
@@ -191,14 +181,16 @@ def providers(
     instance: str | None, base_url: str, *, as_json: bool, config: Path | None, state_dir: Path | None
 ) -> None:
     """Ask the providers how they stand; with an INSTANCE (or a vendor), which models it has."""
+    name = "openai-compatible" if base_url else instance
+    mends: dict[str, str] = {}
 
     async def work() -> None:
-        name = "openai-compatible" if base_url else instance
         settings = with_named(await _settings(config, state_dir), name or "", base_url)
+        mends.update(mending.asking(settings, name or "", base_url))
         await logs.begin(LogSettings(level="error"), sys.stderr)
         await instances.show(settings, name, Output(), as_json=as_json)
 
-    _ended(work)
+    _ended(work, mends)
 
 
 @cli.group()
@@ -208,22 +200,35 @@ def token() -> None:
 
 @token.command("new")
 @click.option("--subject", required=True, help="Who the token stands for: owner of runs, unit of fairness.")
-@click.option("--provider", "providers", multiple=True, default=("scripted",), show_default=True)
+@click.option(
+    "--provider", "providers", multiple=True, help="Instance that runs may use. [scripted, but none for metrics]"
+)
 @click.option("--tool", "tools", multiple=True, help="Host tool that runs may name.")
 @click.option("--approve-tool", "approve_tools", multiple=True, help="Tool whose calls the token may decide.")
 @click.option("--application-tool", "application_tools", multiple=True, help="Tool the client executes itself.")
-@click.option("--job", "jobs", multiple=True, type=click.Choice(["submit", "read", "cancel"]))
-@click.option("--session", "sessions", multiple=True, type=click.Choice(["create", "read", "continue", "delete"]))
+@click.option(
+    "--job", "jobs", multiple=True, type=click.Choice(["submit", "read", "cancel"]), help="What it may do with jobs."
+)
+@click.option(
+    "--session",
+    "sessions",
+    multiple=True,
+    type=click.Choice(["create", "read", "continue", "delete"]),
+    help="What it may do with conversations.",
+)
 @click.option("--search", multiple=True, metavar="CORPUS", help="Corpus the token may search.")
 @click.option("--index", multiple=True, metavar="CORPUS", help="Corpus the token may add to.")
 @click.option("--delete", multiple=True, metavar="CORPUS", help="Corpus the token may delete from.")
-@click.option("--manage-providers", is_flag=True)
+@click.option("--manage-providers", is_flag=True, help="The token sees every provider instance.")
 @click.option("--read-metrics", is_flag=True, help="The token may read GET /metrics.")
 def token_new(application_tools: tuple[str, ...], **policy: Any) -> None:
     """Make a token: its text goes to stderr, once; the settings entry that lets it in, to stdout."""
 
     async def work() -> None:
+        output = Output()
         grants = {name: policy.pop(name) for name in ("search", "index", "delete")}
+        if not (policy["providers"] or policy["read_metrics"] or policy["manage_providers"]):
+            policy["providers"] = ("scripted",)
         tools = tuple(ApplicationToolGrant(name) for name in application_tools)
         made = await tokens.fresh()
         entry = tokens.entry_for(made, application_tools=tools, retrieval=RetrievalGrant(**grants), **policy)
@@ -231,7 +236,7 @@ def token_new(application_tools: tuple[str, ...], **policy: Any) -> None:
         click.echo("The token, shown this once, for the client:", err=True)
         click.echo(f"\n  {made}\n", err=True)
         click.echo("The entry that lets it in, for the settings file:", err=True)
-        click.echo(f"\n{tokens.toml(entry)}")
+        await output.line(f"\n{tokens.toml(entry)}")
 
     _ended(work)
 
@@ -265,7 +270,7 @@ def demo_approval(answer: Answer | None, state_dir: Path | None) -> None:
 
 
 @cli.command()
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=3, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=3, show_default=True, help="How many.")
 @click.option("--port", type=click.IntRange(1, 65_000), default=7440, show_default=True, help="Nodes follow after it.")
 @click.option("--state-dir", type=_FOLDER, help="Where the history stays; a new temporary folder unless given.")
 @click.option("--restart/--no-restart", "restarts", default=True, help="Whether a node that ends is started again.")
@@ -279,22 +284,38 @@ def cluster(nodes: int, port: int, state_dir: Path | None, *, restarts: bool) ->
     _ended(work)
 
 
-def _ended(work: Callable[[], Awaitable[int | None]]) -> NoReturn:
-    """Do *work*, and end the process as it went."""
+def _looked(look: Callable[[Host, Output], Awaitable[None]], config: Path | None, state_dir: Path | None) -> NoReturn:
+    """Take a *look* at a run, beside a running host or alone, and end the process as it went."""
+    mends: dict[str, str] = {}
+
+    async def work() -> None:
+        settings = await _settings(config, state_dir)
+        mends.update(mending.looking(settings))
+        await logs.begin(replace(settings.log, level="error"), sys.stderr)
+        async with runstream.open(await neighbour.joined(settings)) as host:
+            await look(host, Output())
+
+    _ended(work, mends)
+
+
+def _ended(work: Callable[[], Awaitable[int | None]], mends: mending.Mends | None = None) -> NoReturn:
+    """Do *work*, and end the process as it went; *mends* are read after it."""
     try:
         sys.exit(anyio.run(work) or 0)
     except (Exception, KeyboardInterrupt) as error:
         ending = ending_of(error)
         if ending is None:
             raise
-        _say(ending)
+        _say(ending._replace(lines=mending.mended(ending.lines, mends or {})))
 
 
 def _say(ending: Ending) -> NoReturn:
     for line in ending.lines:
         click.echo(line, err=True)
-    if not ending.lines:
-        # Nobody reads any more; without this the interpreter would complain when it flushes.
+    try:
+        click.echo(nl=False)
+    except OSError:
+        # Nobody reads any more, or there is no room; without this the interpreter would complain when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(ending.code)
 
@@ -333,15 +354,9 @@ def _addressed(options: dict[str, Any], *, local: bool) -> dict[str, Any]:
         raise click.UsageError("--base-url excludes --provider and --url")
     provider = options["provider"] or ("openai-compatible" if base_url else "scripted")
     if options["model"] is None and vendor_of(provider) is not None:
-        raise click.UsageError(f"give --model; `runstream providers {provider}` tells which there are")
+        name = f"--base-url {base_url}" if base_url else provider
+        raise click.UsageError(f"give --model; `runstream providers {name}` tells which there are")
     return options | {"provider": provider, "model": options["model"] or "demo"}
-
-
-async def _quiet(config: Path | None, state_dir: Path | None) -> Settings:
-    """Return the settings for looking at runs: a second node where a host already runs, and errors only on stderr."""
-    settings = await _settings(config, state_dir)
-    await logs.begin(replace(settings.log, level="error"), sys.stderr)
-    return await neighbour.joined(settings)
 
 
 async def _settings(config: Path | None, state_dir: Path | None) -> Settings:

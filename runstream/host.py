@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from actors import host_runs, kinds, run, upkeep
+from actors import host_runs, kinds, run, upkeep, values
 from actors.accounting import Accounts, UsageSink
 from actors.audit import Sink
 from actors.budgets import Budgets
@@ -174,30 +174,42 @@ class Host:
         return self.runs.attend(checked_request, subject=subject, streamed=streamed)
 
     def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[Sequence[Item]]:
-        """Yield a run's feed items after number *after* until its end; an empty batch is a heartbeat."""
-        return followed(self.store, run_id, after, heartbeat_s=self.options.heartbeat_s)
+        """Yield a run's feed items after number *after* until its end; an empty batch is a heartbeat.
+
+        Raises:
+            Refused: this is no run's id.
+        """
+        return followed(self.store, _id(run_id), after, heartbeat_s=self.options.heartbeat_s)
 
     async def events(self, run_id: str) -> list[bytes]:
-        """Read the AgenticDriver events of a run so far, each as JSON."""
+        """Read the AgenticDriver events of a run so far, each as JSON.
+
+        Raises:
+            Refused: this is no run's id.
+        """
         found: list[bytes] = []
         after = 0
-        while (page := await self.store.page(run_id, after)).items:
+        while (page := await self.store.page(_id(run_id), after)).items:
             found.extend(wire_feed.numbered(item.number, item.data) for item in page.items)
             after = page.items[-1].number
         return found
 
     async def log(self, run_id: str, after: int = 0) -> list[Logged]:
-        """Read a run's log after version *after*."""
-        look = await self.store.look(run_id, after)
+        """Read a run's log after version *after*.
+
+        Raises:
+            Refused: this is no run's id.
+        """
+        look = await self.store.look(_id(run_id), after)
         return [Logged(entry, kinds.RUN.decode(entry.data)) for entry in look.entries]
 
     async def state(self, run_id: str) -> tuple[run.State, Heads]:
         """Read a run as it stands, and its heads.
 
         Raises:
-            Refused: there is no such run.
+            Refused: there is no such run, or this is no run's id.
         """
-        state, heads = await self.node.around.shell.state(run_id)
+        state, heads = await self.node.around.shell.state(_id(run_id))
         if isinstance(state, run.New) and not heads.log:
             raise Refused("RUN_NOT_FOUND", "There is no such run.")
         return state, heads
@@ -219,10 +231,10 @@ class Host:
         """End a run wherever it executes; nothing happens to one that has ended.
 
         Raises:
-            Refused: there is no such run.
+            Refused: there is no such run, or this is no run's id.
         """
         await self.state(run_id)
-        await self.node.around.shell.tell(run_id, run.Cancel(ASKED), command_id=str(uuid.uuid4()))
+        await self.node.around.shell.tell(_id(run_id), run.Cancel(ASKED), command_id=str(uuid.uuid4()))
 
     def begin(self) -> None:
         """Take up what nobody owns from now on: queued jobs, and runs whose node is gone."""
@@ -240,6 +252,14 @@ class Host:
         async with aclosing(self.follow(run_id)) as batches:
             async for batch in batches:
                 yield batch
+
+
+def _id(text: str) -> str:
+    """*text* as a run's id, in the form that it is stored under."""
+    lowered = text.strip().lower()
+    if not values.is_actor_id(lowered):
+        raise Refused("INVALID_REQUEST", "a run's id is a UUID, as run.started shows it")
+    return lowered
 
 
 def _agent_host(node: Node, options: Options, terms: Terms) -> HostParts | None:

@@ -27,11 +27,16 @@ class UnknownInstance(Exception):
     """There is no such provider; the text names those there are."""
 
 
+class NoModels(Exception):
+    """No model of the instance is known that runs may name; the text says why."""
+
+
 async def show(settings: Settings, instance: str | None, output: Output, *, as_json: bool) -> None:
     """Probe all instances, or one, and print how they stand.
 
     Raises:
         UnknownInstance: there is none of that name.
+        NoModels: it told of none.
     """
     known = [provider.id for provider in settings.providers]
     if instance is not None and instance not in known:
@@ -55,11 +60,11 @@ def _table(found: Iterable[Provider]) -> Iterable[str]:
 
 
 def _models(one: Provider) -> Iterable[str]:
-    """The models of an instance that runs may name, or why that is not known."""
+    """The models of an instance that runs may name."""
     listed = one.model_catalog.models
     allowed = [model for model in listed if one.models is None or model in one.models]
     if not allowed:
-        yield f"{one.health.code}: {one.health.message}"
+        raise NoModels(f"{one.health.code}: {one.health.message}")
     yield from (neutral(model, keep="") for model in allowed)
 
 

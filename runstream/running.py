@@ -55,12 +55,16 @@ async def run(events: Events, output: Output, show: Show, started: Callable[[str
         RunFailed: it ended without a result.
     """
     last: Mapping[str, Any] = {}
+    silent = True
     async with aclosing(events) as coming:
         async for data in coming:
             last = msgspec.json.decode(data)
             if last.get("type") == "run.started":
                 started(str(last.get("runId", "")))
+            silent = silent and last.get("type") != "text.delta"
             await _shown(last, data, output, show)
+    if show == "text" and silent:
+        await output.text(_replayed(last))
     await output.ended()
     match last:
         case {"type": "run.completed"}:
@@ -83,6 +87,15 @@ async def _shown(event: Mapping[str, Any], data: bytes, output: Output, show: Sh
             await output.pretty(bytes(_Completed.decode(data).result))
         case _:
             pass
+
+
+def _replayed(last: Mapping[str, Any]) -> str:
+    """The text of a result that came without its pieces, as that of a key which was used before does."""
+    match last:
+        case {"type": "run.completed", "result": {"text": str(text)}}:
+            return text
+        case _:
+            return ""
 
 
 class _Ended(msgspec.Struct):

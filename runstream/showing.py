@@ -5,14 +5,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from actors.errors import Refused
 from projections.wire_feed import numbered
 from runstream.host import Host
 from runstream.output import Output
 from runstream.tables import EVENT_HEADER, LOG_HEADER, event_line, log_line, log_object
 
 
-async def show_events(host: Host, run_id: str, output: Output, *, as_json: bool, follow: bool) -> None:
+async def show_events(host: Host, output: Output, run_id: str, *, as_json: bool, follow: bool) -> None:
     """Write the feed of a run, and with *follow* what comes until its end.
 
     Raises:
@@ -26,7 +25,7 @@ async def show_events(host: Host, run_id: str, output: Output, *, as_json: bool,
             await (output.json(data) if as_json else output.line(event_line(msgspec.json.decode(data))))
 
 
-async def show_log(host: Host, run_id: str, output: Output, *, as_json: bool, follow: bool) -> None:
+async def show_log(host: Host, output: Output, run_id: str, *, as_json: bool, follow: bool) -> None:
     """Write the log of a run, and with *follow* what comes until its end.
 
     Raises:
@@ -62,20 +61,3 @@ async def _log(host: Host, run_id: str, output: Output, after: int, *, as_json: 
         await (output.json(log_object(entry, event)) if as_json else output.line(log_line(entry, event)))
         after = entry.version
     return after
-
-
-def checked_run_id(text: str) -> str:
-    """*text* as a run's id, in the form that it is stored under.
-
-    Raises:
-        Refused: it is none.
-    """
-    lowered = text.strip().lower()
-    if len(lowered) != _UUID_CHARS or any(lowered[place] != "-" for place in (8, 13, 18, 23)):
-        raise Refused("INVALID_REQUEST", "a run's id is a UUID, as run.started shows it")
-    if any(one not in "0123456789abcdef-" for one in lowered):
-        raise Refused("INVALID_REQUEST", "a run's id is a UUID, as run.started shows it")
-    return lowered
-
-
-_UUID_CHARS = 36

@@ -1,4 +1,4 @@
-"""The code in README and docs/ runs, and prints without an error."""
+"""The code in README and docs/ runs, and prints without an error; the settings in them are settings."""
 
 import re
 import subprocess
@@ -7,16 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from runstream.sources import read_settings
+
 pytestmark = pytest.mark.repo
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+TABLES = re.compile(r"^```toml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
 EXAMPLES = [
     pytest.param(code, id=f"{page.name}-{number}")
     for page in PAGES
     for number, code in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")), 1)
 ]
+
+TOMLS = [
+    pytest.param(text, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, text in enumerate(TABLES.findall(page.read_text(encoding="utf-8")), 1)
+]
+FILE = pytest.param((ROOT / "examples" / "runstream.toml").read_text(encoding="utf-8"), id="runstream.toml")
+DIGEST = "0" * 64
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
@@ -33,5 +44,14 @@ def test_the_example_runs(code: str, tmp_path: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("text", [*TOMLS, FILE])
+async def test_the_settings_are_accepted(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "runstream.toml"
+    path.write_text(text.replace('digest = "…"', f'digest = "{DIGEST}"'), encoding="utf-8")
+    assert (await read_settings(path, {}, tmp_path)).profile
+
+
 def test_there_are_examples() -> None:
     assert EXAMPLES
+    assert TOMLS

@@ -66,7 +66,7 @@ def test_the_wheel_carries_its_licence(names: list[str]) -> None:
 def test_the_wheel_installs_the_command(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "runstream = runstream.cli:main" in archive.read(entry_points).decode()
+        assert "runstream = runstream.__main__:main" in archive.read(entry_points).decode()
 
 
 def test_the_wheel_asks_for_no_address(wheel: Path) -> None:

@@ -268,6 +268,43 @@ async def test_a_store_too_slow_to_begin_any_run_is_told_as_unavailable() -> Non
     assert not any(kept.heads.log for kept in memory.actors.values())
 
 
+class Away(MemoryStore):
+    """A store that carries out what it does not answer any more, and that nothing can be given back to before *back*."""
+
+    def __init__(self, memory: Memory, *, lasting: bool) -> None:
+        super().__init__(memory, "n1")
+        self.lasting = lasting
+        self.back = anyio.Event()
+        self.given = anyio.Event()
+
+    @override
+    async def take(self, claim: Claim, caps: Caps, begin_within_ms: int) -> Permit:
+        await super().take(claim, caps, begin_within_ms)
+        raise Unavailable("no answer")
+
+    @override
+    async def give(self, pool: str, holder: str, caps: Caps) -> None:
+        await self.back.wait()
+        if not self.lasting:
+            await super().give(pool, holder, caps)
+        self.given.set()
+        if self.lasting:
+            raise Unavailable("no answer")
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["for a while", "for long"])
+async def test_a_caller_hears_of_an_outage_before_its_slot_is_given_back(*, lasting: bool) -> None:
+    memory = new_memory()
+    store = Away(memory, lasting=lasting)
+    async with hosted(saying("hi"), store) as host:
+        with anyio.fail_after(5), pytest.raises(Unavailable):
+            await items_of(host, asking())
+        store.back.set()
+        with anyio.fail_after(5):
+            await store.given.wait()
+    assert bool((await memory.ledger.counted(POOL)).held) is lasting
+
+
 async def test_a_full_store_refuses_new_keys_and_still_replays_old_ones() -> None:
     async with hosted(saying("hi"), keys=Caps(total=1)) as host:
         await items_of(host, KEYED)

@@ -56,7 +56,7 @@ async def host(state_dir: Path, watched: str = "watched") -> AsyncGenerator[tupl
 
 async def gone(state_dir: Path) -> None:
     """Wait until no server has the folder's data."""
-    with anyio.fail_after(10), (state_dir / "server.lock").open() as lock:
+    with anyio.fail_after(10), (state_dir / "server.lock").open("rb") as lock:
         while not local._locked(lock):  # noqa: ASYNC110 - a file lock cannot be awaited
             await anyio.sleep(0.01)
 
@@ -68,7 +68,7 @@ def mode(path: Path) -> int:
 
 def held(state_dir: Path) -> bool:
     """Whether a server has the folder's data."""
-    with (state_dir / "server.lock").open() as lock:
+    with (state_dir / "server.lock").open("rb") as lock:
         return not local._locked(lock)
 
 
@@ -167,6 +167,16 @@ async def test_a_folder_that_cannot_be_used_is_named() -> None:
     with pytest.raises(LocalServerError, match="choose another state folder"):
         async with private_server(Path(__file__) / "state"):
             pass
+
+
+@pytest.mark.parametrize("name", ["host.lock", "server.lock", "redis.log", "server.json.new"])
+async def test_a_folder_that_takes_a_file_of_ours_no_more_is_named(state_dir: Path, name: str) -> None:
+    (state_dir / name).mkdir(parents=True)
+    with pytest.raises(LocalServerError, match="state cannot be used: Is a directory; choose another state folder"):
+        async with private_server(state_dir):
+            pass
+    if (state_dir / "server.lock").is_file():
+        await gone(state_dir)
 
 
 async def test_a_folder_of_another_user_is_refused(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import runstream
 from eventstore.endpoint import Endpoint, address_of, persist
-from eventstore.link import ConnectionLost, ReplyError
+from eventstore.link import Call, ConnectionLost, ReplyError
 from eventstore.redis_store import RedisStore, open_redis_store
 from eventstore.shape import Cluster, Sentinel
 from eventstore.socket_link import bare_call, open_link
@@ -98,6 +98,21 @@ async def test_a_server_whose_memory_is_full_is_a_pause(server: Server, store: R
 
 async def refused(server: Server) -> bool:
     return "errorstat_OOM" in await info(server.endpoint, "errorstats")
+
+
+async def test_a_server_that_cannot_write_its_disk_is_a_pause(server: Server, store: RedisStore) -> None:
+    async with bare_call(server.endpoint) as call, under_load(store, "one") as load:
+        (server.folder / "dump.rdb" / "in").mkdir(parents=True)  # no snapshot can take its place
+        await call("CONFIG", "SET", "save", "3600 1")
+        await call("BGSAVE")
+        await until(lambda: unwritable(call))
+        await call("CONFIG", "SET", "save", "")
+        await load.goes_on()
+        assert load.failed == []
+
+
+async def unwritable(call: Call) -> bool:
+    return b"errorstat_MISCONF" in await call("INFO", "errorstats")
 
 
 async def test_a_primary_that_was_made_a_replica_is_a_pause_until_it_is_one_again(

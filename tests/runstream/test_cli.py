@@ -1,5 +1,6 @@
 """The command line: as a function where it only reads options, and as the real program."""
 
+import errno
 import io
 import json
 import logging
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,9 @@ from runstream_client import ClientError
 from typing_extensions import override
 
 from actors.errors import Refused
+from eventstore.link import ReplyError
 from eventstore.store import Unavailable
-from runstream import logs
+from runstream import logs, running
 from runstream.cli import cli
 from runstream.client import Remote, remote_events
 from runstream.ending import ending_of
@@ -160,6 +162,8 @@ def remote(served: Served) -> dict[str, str]:
         (["run", "x", "--max-steps", "0"], "max-steps"),
         (["run", "--file", "none.txt"], "cannot be read"),
         (["run", "x", "--schema", "none.json"], "cannot be read"),
+        (["run", "x", "--base-url", "http://127.0.0.1:1"], "`runstream providers --base-url http://127.0.0.1:1` tells"),
+        (["run", "x", "--provider", "openai"], "`runstream providers openai` tells"),
         (["host"], "--stdio or --socket"),
         (["host", "--stdio", "--socket", "x"], "--stdio or --socket"),
         (["host", "--stdio", "--config", "none.toml"], "cannot be read"),
@@ -207,6 +211,12 @@ def test_check_of_a_host_that_could_start_ends_with_0(tmp_path: Path) -> None:
     result = invoke("check", environ={"RUNSTREAM_PROFILE": "memory", "XDG_CONFIG_HOME": str(tmp_path)})
     assert result.exit_code == 0, result.stdout
     assert "nothing survives" in result.stdout
+
+
+def test_a_provider_that_tells_of_no_models_says_why_and_what_to_change() -> None:
+    result = invoke("providers", "openai", environ={"OPENAI_API_KEY": None})
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "AUTH_REQUIRED: No credential is configured. -> put it into the variable OPENAI_API_KEY\n"
 
 
 def test_a_new_token_goes_to_stderr_and_its_entry_alone_to_stdout() -> None:
@@ -257,10 +267,10 @@ def test_a_run_shows_text_or_its_result(place: Place, tmp_path: Path) -> None:
     [
         (["run", "x", "--model", "fail-auth"], ""),
         (["run", "x", "--model", "fail-rate-limited"], "RATE_LIMITED"),
-        (["run", "x", "--provider", "none"], "UNKNOWN_PROVIDER"),
+        (["run", "x", "--provider", "none"], "-> `runstream providers` tells which there are"),
         (["run", "", "--model", "echo"], "INVALID_REQUEST"),
         (["events", "none"], "INVALID_REQUEST"),
-        (["log", "00000000-0000-4000-8000-000000000000"], "RUN_NOT_FOUND"),
+        (["log", "00000000-0000-4000-8000-000000000000"], "state; --state-dir or --config names another place"),
     ],
 )
 def test_what_fails_ends_with_1_and_one_line(place: Place, words: list[str], says: str) -> None:
@@ -278,6 +288,15 @@ def test_a_run_on_another_host_streams_over_http(served: Served) -> None:
     assert (denied.returncode, denied.stderr.split(":")[0]) == (1, "FORBIDDEN")
     stranger = program(served.place, "run", "x", environ=remote(served) | {"RUNSTREAM_TOKEN": "x" * 43})
     assert (stranger.returncode, stranger.stderr.split(":")[0]) == (1, "UNAUTHORIZED")
+    assert "-> RUNSTREAM_TOKEN" in stranger.stderr
+
+
+def test_a_port_that_is_taken_is_said_with_what_to_do(served: Served, tmp_path: Path) -> None:
+    taken = {"RUNSTREAM_LISTEN__PORT": served.url.rpartition(":")[2], "RUNSTREAM_LOG__LEVEL": "warning"}
+    ended = program(served.place, "serve", "--state-dir", str(tmp_path), environ=taken)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert ended.stderr.startswith("ADDRESS_UNAVAILABLE: ")
+    assert ended.stderr.endswith("-> stop what listens there, or choose another listen.host or listen.port\n")
 
 
 def test_beside_a_running_host_a_command_is_a_second_node(served: Served) -> None:
@@ -317,6 +336,44 @@ def test_a_reader_that_goes_away_is_no_matter(place: Place) -> None:
         assert b"run.started" in ran.stdout.readline()
         ran.stdout.close()
         assert (ran.wait(DEADLINE_S), ran.stderr.read()) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no file that is always full")
+def test_output_that_finds_no_room_is_said_in_one_line(place: Place) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "runstream", "providers"]
+        ended = subprocess.run(command, env=place.environ, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "cannot write: No space left on device\n")
+
+
+def test_a_program_that_reads_gets_utf_8_whatever_the_locale(place: Place) -> None:
+    ran = program(place, "run", "caf\u00e9 \u65e5", "--model", "echo", environ={"PYTHONIOENCODING": "ascii"})
+    assert (ran.returncode, ran.stdout) == (0, "caf\u00e9 \u65e5\n")
+
+
+def test_ctrl_c_while_the_program_loads_stops_it_in_one_line() -> None:
+    code = """
+import sys
+class Stopped:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stopped())
+from runstream.__main__ import main
+main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "stopped\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_a_program_without_a_standard_stream_says_so(closed: str) -> None:
+    command = ["/bin/sh", "-c", f'exec "$0" -m runstream providers {closed}', sys.executable]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "must be open" in ended.stderr
 
 
 @pytest.mark.repo
@@ -379,6 +436,29 @@ async def test_text_is_made_harmless_for_a_terminal_only() -> None:
     terminal = Terminal()
     await Output(terminal).pretty(b'{"a":1}')
     assert terminal.getvalue() == '{\n  "a": 1\n}\n'
+
+
+@pytest.mark.parametrize(("pieces", "shown"), [((), "It is done.\n"), (("It ", "is."), "It is.\n")])
+async def test_an_answer_without_its_pieces_is_shown_whole_and_one_in_pieces_once(
+    pieces: tuple[str, ...], shown: str
+) -> None:
+    stream = io.StringIO()
+
+    async def replay() -> AsyncGenerator[bytes]:
+        for piece in pieces:
+            yield msgspec.json.encode({"type": "text.delta", "text": piece})
+        yield b'{"type":"run.completed","result":{"text":"It is done."}}'
+
+    await running.run(replay(), Output(stream), "text", lambda _: None)
+    assert stream.getvalue() == shown
+
+
+def test_a_server_that_refuses_for_the_moment_makes_no_command_unusable() -> None:
+    assert ending_of(ReplyError("MISCONF the disk is full")) == (
+        1, ["Redis cannot serve at the moment: MISCONF the disk is full"]
+    )  # fmt: skip
+    assert ending_of(ReplyError("NOPERM no")) == (2, ["NOPERM no"])
+    assert ending_of(OSError(errno.EPERM, "no")) is None
 
 
 def test_an_end_that_nobody_foresaw_is_no_ending() -> None:

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import runstream
+from actors.errors import Refused
 from actors.ports import Model
 from api.server import Config, Listening, serve
 from providers import ready
@@ -99,3 +100,16 @@ async def test_what_the_edge_advertises_exists(tmp_path: Path) -> None:
         features = json.loads(answer.body)["features"]
     assert "idempotency" in features
     assert not {"durable-jobs", "conversation-sessions", "scoped-retrieval"} & set(features)
+
+
+async def test_what_is_no_id_of_a_run_is_refused_and_an_id_in_capitals_is_one(tmp_path: Path) -> None:
+    async with runstream.open(Settings(state_dir=tmp_path, profile="memory")) as host:
+        async with host.attend({"provider": "scripted", "model": "echo", "input": "hello"}) as run:
+            told = [item async for batch in run.items() for item in batch]
+        assert len(await host.events(run.run_id.upper())) == len(told)
+        for wrong in ("", "none", f"{run.run_id}0"):
+            for ask in (host.events, host.log, host.state, host.cancel):
+                with pytest.raises(Refused, match="INVALID_REQUEST"):
+                    await ask(wrong)
+            with pytest.raises(Refused, match="INVALID_REQUEST"):
+                host.follow(wrong)

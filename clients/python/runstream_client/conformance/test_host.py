@@ -143,6 +143,7 @@ def test_a_conversation_begins_and_ends(client: Client, run: RunRequest) -> None
     """Create, read and delete, if the token may."""
     try:
         begun = client.sessions.create({"provider": run["provider"], "model": run["model"], "mode": "history"})
+        client.sessions.read(begun.session.id)
     except ClientError as error:
         codes = {"SESSIONS_UNAVAILABLE", "FORBIDDEN", "SESSION_ACCOUNT_REQUIRED", "UNSUPPORTED_CONTINUATION"}
         assert error.code in codes | {"NOT_FOUND"}  # noqa: PT017
