@@ -198,10 +198,11 @@ class Foreground:
             answering = False
             self._node.soon(self._given_back, claim, caps)
             raise
+        else:
+            return attended
         finally:
             if answering and not isinstance(attended, _Followed):
                 await store.give(POOL, claim.holder, caps)
-        return attended
 
     async def _given_back(self, claim: Claim, caps: Caps) -> None:
         """Give a slot back that may have been taken; where that fails too, it lapses."""
