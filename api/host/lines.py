@@ -45,7 +45,7 @@ async def served(
     bounds: Bounds = BOUNDS,
     noted: Noted = nothing_noted,
 ) -> None:
-    """Answer lines until there are no more, or *closing* is set; what was read by then is answered.
+    """Answer lines until there are no more, or *closing* is set; what was begun by then is answered.
 
     Raises:
         Stalled: the peer did not take an answer in time.
