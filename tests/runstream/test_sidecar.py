@@ -37,7 +37,7 @@ async def test_an_answer_counts_as_sent_only_once_the_pipe_has_all_of_it() -> No
             assert not sent.is_set()
             taken = await anyio.to_thread.run_sync(peer.read, len(ANSWER))
             await sent.wait()
-        assert taken == ANSWER
+            assert taken == ANSWER
         transport.close()
         await anyio.wait_all_tasks_blocked()
 
