@@ -36,7 +36,7 @@ from actors.usage import total
 from actors.viewing import Viewing
 from api import grants
 from api.host.dispatcher import dispatched
-from api.host.envelope import decoded, request_of
+from api.host.envelope import decoded, request_given
 from api.host.reading import Reading
 from api.host.service import HostParts, HostService
 from eventstore.follow import followed
@@ -223,7 +223,7 @@ class Host:
         if self.agent_host is None:
             raise Refused("NOT_FOUND", "This host does not serve the Agent Host protocol.")
         service = HostService(self.agent_host, grants.host_access(None, grants.Principal("", policy)))
-        asked = request_of(envelope) if isinstance(envelope, Mapping) else decoded(envelope)
+        asked = decoded(envelope) if isinstance(envelope, bytes) else request_given(envelope)
         told: dict[str, Any] = msgspec.json.decode((await dispatched(asked, service)).body)
         return told
 

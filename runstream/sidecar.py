@@ -4,17 +4,16 @@ Who speaks is whom the settings name in `[host.principal]`; the socket's file mo
 """
 
 import asyncio
-import logging
 import os
 import signal
 import socket
 import stat
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 
@@ -33,7 +32,6 @@ from runstream.threads import in_thread
 CHUNK_BYTES = 65_536
 CONNECTIONS_MAX = 64
 Talk: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-_log = logging.getLogger(__name__)
 
 
 async def serve_stdio(settings: Settings) -> None:
@@ -64,25 +62,26 @@ async def _listened(
     listener: socket.socket, drain_s: float, ready: Callable[[], None], talk: Talk, closing: anyio.Event
 ) -> None:
     """Talk with whoever connects, with so many at once, until *closing* is set."""
-    peers: set[asyncio.Task[None]] = set()
+    peers: dict[asyncio.Task[Any] | None, anyio.CancelScope] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         try:
-            if task is not None and len(peers) < CONNECTIONS_MAX:
-                peers.add(task)
-                await talk(reader, writer)
+            if len(peers) < CONNECTIONS_MAX:
+                with anyio.CancelScope() as peers[task]:
+                    await talk(reader, writer)
         finally:
-            if task is not None:
-                peers.discard(task)
-            writer.close()
+            peers.pop(task, None)
+            writer.transport.abort()  # what was sent has left; a peer that does not take the rest must not keep it
 
     async with await asyncio.start_unix_server(connected, sock=listener, limit=CHUNK_BYTES) as server:
         ready()
         await closing.wait()
         server.close()
         if peers:
-            await asyncio.wait(list(peers), timeout=drain_s)
+            await asyncio.wait([task for task in peers if task is not None], timeout=drain_s)
+        for scope in list(peers.values()):
+            scope.cancel()
 
 
 async def _talked(
@@ -96,12 +95,12 @@ async def _talked(
         except ConnectionError:
             return b""
 
-    async def send(data: bytes) -> None:
-        writer.write(data)
-        await writer.drain()
-
-    with suppress(ConnectionError, lines.Stalled, BaseExceptionGroup):
-        await lines.served(receive, send, service, closing=closing, noted=faults.note)
+    try:
+        await lines.served(receive, _sender(writer), service, closing=closing, noted=faults.note)
+    except* (ConnectionError, lines.Stalled):
+        pass  # the peer has left, or takes nothing
+    except* Exception as errors:  # noqa: BLE001 - one peer's fault ends nobody else
+        faults.note(errors, "socket")
 
 
 @asynccontextmanager
@@ -179,7 +178,12 @@ async def _stdout() -> lines.Send:
         return write
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
-    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    return _sender(asyncio.StreamWriter(transport, protocol, None, loop))
+
+
+def _sender(writer: asyncio.StreamWriter) -> lines.Send:
+    """How *writer* sends: until nothing is left in its buffer, which would be lost at the end of the process."""
+    writer.transport.set_write_buffer_limits(0)
 
     async def send(data: bytes) -> None:
         writer.write(data)

@@ -6,7 +6,7 @@ Pure, so any number may be decoded at once; what a client got wrong is never mis
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from actors.jsontext import NotJson, strict_json
+from actors.jsontext import NotJson, is_json, strict_json
 from api.host.bodies import Malformed, body_of, string, string_map
 from api.host.failures import UNREADABLE, VERSION, Failure, unsupported
 from api.host.requests import MUTATIONS, OPERATIONS, Call, Operation, Request
@@ -38,6 +38,13 @@ def decoded(text: bytes) -> Request | Refusal:
     except (UnicodeDecodeError, NotJson):
         return Refusal("", "get_run", UNREADABLE, "not-json")
     return request_of(value)
+
+
+def request_given(envelope: object) -> Request | Refusal:
+    """The request that *envelope* is, a value that a program made: it may hold what no JSON text can."""
+    if not is_json(envelope):
+        return Refusal("", "get_run", UNREADABLE, "not-json")
+    return request_of(envelope)
 
 
 def request_of(envelope: object) -> Request | Refusal:

@@ -45,7 +45,7 @@ async def served(
     bounds: Bounds = BOUNDS,
     noted: Noted = nothing_noted,
 ) -> None:
-    """Answer lines until there are no more, or *closing* is set; what was read by then is answered.
+    """Answer lines until there are no more, or *closing* is set; what was begun by then is answered.
 
     Raises:
         Stalled: the peer did not take an answer in time.
@@ -112,18 +112,18 @@ async def lines(receive: Receive, bytes_max: int) -> AsyncIterator[bytes | None]
     """
     kept, too_long = bytearray(), False
     while chunk := await receive():
-        while (at := chunk.find(b"\n")) >= 0:
-            kept += chunk[:at]
-            chunk = chunk[at + 1 :]
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            kept += end
             if too_long or len(kept) > bytes_max:
                 yield None
             elif line := bytes(kept).strip():
                 yield line
             kept, too_long = bytearray(), False
-        if too_long or len(kept) + len(chunk) > bytes_max:
+        if too_long or len(kept) + len(rest) > bytes_max:
             kept, too_long = bytearray(), True
         else:
-            kept += chunk
+            kept += rest
     if too_long:
         yield None
     elif line := bytes(kept).strip():

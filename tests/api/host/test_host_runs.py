@@ -1,6 +1,7 @@
 """Host runs from their creation to their end, on any node, beside the wire: one run, two protocols."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from tests.actors.support import Clock, FakeModel, asking, new_memory, saying, s
 from tests.actors.working import anything, code_of
 from tests.api.host import vectors
 from tests.api.host.hosting import BRISK, Desk, creating, gathered, hosting, policy, rounds
-from tests.host_client import Object
+from tests.host_client import Object, envelope
 
 pytestmark = pytest.mark.anyio
 
@@ -608,3 +609,12 @@ async def test_a_host_without_the_protocol_answers_no_envelope() -> None:
     async with hosting(saying("x"), MemoryStore(new_memory(), "n1"), node=BRISK) as desk:
         assert (await desk.host.envelope({}, policy()))["error"]["code"] == "invalid_request"
         assert (await desk.host.envelope(b"[", policy()))["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    "strange", [{"body": {"runId": "r", "limit": math.nan}}, {"requestId": "\ud800"}, {"body": {"runId": {1}}}]
+)
+async def test_an_envelope_that_no_text_could_be_is_answered_too(strange: Object) -> None:
+    async with hosting(saying("x"), MemoryStore(new_memory(), "n1"), node=BRISK) as desk:
+        asked = envelope("list_events", {"runId": "r"}) | strange
+        assert (await desk.host.envelope(asked, policy()))["error"]["code"] == "invalid_request"
