@@ -147,13 +147,16 @@ class ClusterMessages:
         self._at.setdefault(channel, None)
         delay_s = _AGAIN_S
         with anyio.move_on_after(self._patience_s):
-            while channel in self._at and not await self._confirmed(channel):
-                self._slots.doubt()
-                await anyio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _AGAIN_S_MAX)
+            try:
+                while channel in self._at and not await self._confirmed(channel):
+                    self._slots.doubt()
+                    await anyio.sleep(delay_s)
+                    delay_s = min(2 * delay_s, _AGAIN_S_MAX)
+            except anyio.get_cancelled_exc_class():  # by our patience or by whoever asks
+                if self._at.get(channel) is None:
+                    self._tasks.start_soon(self._follow, [channel])
+                raise
             return
-        if self._at.get(channel) is None:
-            self._tasks.start_soon(self._follow, [channel])
         raise ConnectionLost(f"no server confirmed a subscription to {channel} in time")
 
     async def unsubscribe(self, channel: str) -> None:

@@ -267,15 +267,17 @@ class Hub:
         if actor in self._tails:
             await self._messages.unsubscribe(self._channel_of(actor))
 
-    async def disown(self, actor: str) -> None:
-        """From now on *actor* is written elsewhere; its open tails are told to look once it is heard again."""
+    def disown(self, actor: str) -> None:
+        """From now on *actor* is written elsewhere: where somebody reads it here, `rejoin`."""
         self._owned.discard(actor)
-        if actor in self._tails:
-            try:
-                await self._messages.subscribe(self._channel_of(actor))
-            except (ConnectionLost, ReplyError) as error:  # still wanted: the reconnect subscribes, and is a gap
-                _log.warning("actor %s: not subscribed yet: %s", actor, said(error))
-            self.nudge(actor)
+
+    async def rejoin(self, actor: str) -> None:
+        """Hear of *actor* what others write, and tell its open tails to look once it is heard."""
+        try:
+            await self._messages.subscribe(self._channel_of(actor))
+        except (ConnectionLost, ReplyError) as error:  # still wanted: the reconnect subscribes, and is a gap
+            _log.warning("actor %s: not subscribed yet: %s", actor, said(error))
+        self.nudge(actor)
 
     async def _subscribe(self, actor: str) -> None:
         try:

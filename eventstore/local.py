@@ -73,6 +73,7 @@ class _Record(Struct, frozen=True):
     """What `server.json` keeps of the server that was started last, so that a later process may know it again."""
 
     pid: int
+    """0 until it has answered."""
     socket: str
     token: str
     family: str = ""
@@ -123,6 +124,8 @@ async def _running(
 ) -> AsyncGenerator[int]:
     """Run the server and its watchdog; both are gone afterwards."""
     token = secrets.token_hex(16)
+    record = _Record(0, str(socket), token, last.family, last.version)
+    _keep(record, state_dir)  # first: whoever dies from here on leaves a server that is known again
     log_path = _rotated(state_dir)
     with _opened(state_dir, log_path.name) as log:
         server = await anyio.open_process(
@@ -133,6 +136,20 @@ async def _running(
             pass_fds=(server_lock.fileno(),),
             start_new_session=True,
         )
+    try:
+        async with _watched(server) as watchdog:
+            await _ready(server, socket, log_path, patience)
+            _keep(replace(record, pid=server.pid, family=binary.family, version=binary.version), state_dir)
+            async with beside(lambda: _mourn(server, watchdog, log_path)):
+                yield server.pid
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(server, patience)
+
+
+@asynccontextmanager
+async def _watched(server: Process) -> AsyncGenerator[Process]:
+    """Have *server* stopped should this process be killed."""
     watchdog = await anyio.open_process(
         ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(server.pid)],
         stdout=subprocess.DEVNULL,
@@ -140,16 +157,10 @@ async def _running(
         start_new_session=True,
     )
     try:
-        record = _Record(server.pid, str(socket), token, last.family, last.version)
-        _keep(record, state_dir)
-        await _ready(server, socket, log_path, patience)
-        _keep(replace(record, family=binary.family, version=binary.version), state_dir)
-        async with beside(lambda: _mourn(server, watchdog, log_path)):
-            yield server.pid
+        yield watchdog
     finally:
         with anyio.CancelScope(shield=True):
             await _dismiss(watchdog)
-            await _stop(server, patience)
 
 
 def _options(state_dir: Path, socket: Path, token: str) -> Sequence[str]:
@@ -273,7 +284,8 @@ async def _leftover(state_dir: Path) -> int | None:
         _log.warning("%s: the server left behind does not answer: %s", state_dir, said(error))
         return None
     ours = answer == [b"proc-title-template", _title(record.token).encode()]
-    return record.pid if ours and b"process_id:%d\r" % record.pid in about else None
+    pid = re.search(rb"process_id:(\d+)\r", about)
+    return int(pid[1]) if ours and pid else None
 
 
 def _last(state_dir: Path) -> _Record:

@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from eventstore import appends, clock, keys, roll, words
 from eventstore.barrier import Barrier, KeptEnds, Short, end_of, open_barrier, proof
 from eventstore.comparing import keep_comparing
-from eventstore.endpoint import beside
+from eventstore.endpoint import chores
 from eventstore.follow import Hub
 from eventstore.ledger import RedisLedger
 from eventstore.link import ConnectionLost, Link, Messages, OnConnected, ReplyError, Word, passing
@@ -97,6 +98,7 @@ class RedisStore:
         self._receipts.publish = publish
         self._receipts.on_lost = self._lose
         self._hub: Hub | None = None
+        self._tasks: TaskGroup
         self._owned: dict[str, words.Ours] = {}
         self._ear: Ear | None = None
         self._ahead_ms = 0
@@ -158,7 +160,7 @@ class RedisStore:
             await barrier.passed(shown)
         except Short as error:
             for part in append.parts:
-                await self._disown(part.actor)
+                self._disown(part.actor)
             raise Unavailable(f"uncertain: {error}") from error
         for part in append.parts:
             if part.ended:
@@ -220,7 +222,7 @@ class RedisStore:
             renewed |= await self._renew(self._tags[partition], pairs[at : at + _RENEWED_MAX], lease_ms)
         for actor, heads in renewed.items():
             if actor in self._owned and heads is None:
-                await self._disown(actor)
+                self._disown(actor)
             elif actor in self._owned and heads is not None:
                 self._owned[actor].heads = heads
         return renewed
@@ -340,13 +342,14 @@ class RedisStore:
             raise RuntimeError("the store is not open")
         return self._hub
 
-    async def attend(self, messages: Messages) -> None:
-        """Follow and hear rings over *messages*, which brings what it hears to `hear`."""
+    async def attend(self, messages: Messages, tasks: TaskGroup) -> None:
+        """Follow and hear rings over *messages*, which brings what it hears to `hear`; wait for it in *tasks*."""
+        self._tasks = tasks
         self._hub = Hub(messages, self._channel_of, receipts=self._receipts, compared=True)
         rings = [keys.node_channel(tag, self.node) for tag in (*self._tags, keys.LEDGER_TAG)]
-        async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as all_of_them:
             for channel in (*rings, keys.room_channel(), *map(keys.work_channel, self._tags)):
-                tasks.start_soon(messages.subscribe, channel)
+                all_of_them.start_soon(messages.subscribe, channel)
         await self._asked(self._told_time)
 
     async def compare(self) -> None:
@@ -502,12 +505,15 @@ class RedisStore:
             self._owned[actor] = words.Ours(self._tag_of(actor), actor, heads)
             await self.hub.own(actor)
         elif known and not ours:
-            await self._disown(actor)
+            self._disown(actor)
 
-    async def _disown(self, actor: str) -> None:
+    def _disown(self, actor: str) -> None:
+        """Forget that *actor* is ours; its readers hear of it again beside whoever is waiting for an answer."""
         self._owned.pop(actor, None)
         self._receipts.disowned(actor)
-        await self.hub.disown(actor)
+        self.hub.disown(actor)
+        if self.hub.shows(actor):
+            self._tasks.start_soon(self.hub.rejoin, actor)
 
     def _tag_of(self, actor: str) -> str:
         return self._tags[keys.partition(actor, self.deployment.partitions)]
@@ -561,10 +567,10 @@ async def open_store_over(  # noqa: PLR0913 - what a store is made of
             barrier=barrier,
             receipts=receipts,
         )
-        async with messages(store.hear, store.lose_touch) as heard:
-            await store.attend(heard)
-            async with beside(store.compare):
-                yield store
+        async with messages(store.hear, store.lose_touch) as heard, chores() as tasks:
+            await store.attend(heard, tasks)
+            tasks.start_soon(store.compare)
+            yield store
 
 
 @asynccontextmanager

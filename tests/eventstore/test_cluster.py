@@ -207,6 +207,19 @@ async def test_a_channel_that_nobody_serves_is_told_and_subscribed_to_as_soon_as
         assert ear.channels == []
 
 
+async def test_a_channel_whose_subscriber_leaves_before_anybody_serves_it_stays_wanted(idle: Slots) -> None:
+    ears, ear, gap = Ears(None), Ear(), anyio.Event()
+    async with listening(ears, idle, gap) as messages:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(messages.subscribe, "{g}:room")
+            await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        ears.ear = ear
+        with anyio.fail_after(2):
+            await gap.wait()
+        assert ear.channels == ["{g}:room"]
+
+
 async def test_a_channel_that_is_left_is_not_waited_for(idle: Slots) -> None:
     gap = anyio.Event()
     async with listening(Ears(None), idle, gap) as messages:

@@ -7,10 +7,12 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 import pytest
+from anyio.abc import Process
 
 from eventstore import local
 from eventstore.endpoint import Endpoint
@@ -20,12 +22,17 @@ from eventstore.socket_link import bare_call, open_link
 pytestmark = pytest.mark.anyio
 
 HOST = """
-import anyio, sys
+import anyio, os, signal, sys
 from pathlib import Path
 from eventstore import local
 from eventstore.endpoint import Endpoint
 if sys.argv[2] == "unwatched":
     local._WATCHDOG = "exit 0"
+async def dies_at_once(command, **more):
+    await start(command, **more)
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "dying":
+    start, anyio.open_process = anyio.open_process, dies_at_once
 async def main():
     async with local.private_server(Path(sys.argv[1])) as server:
         print(server.pid, flush=True)
@@ -117,6 +124,40 @@ async def test_a_server_left_behind_is_stopped_before_the_next_one_starts(state_
         assert server.pid != first
         assert await call("GET", "a") == b"kept"
         assert (await call("INFO", "server")).count(b"process_id:%d\r" % server.pid) == 1
+
+
+async def test_an_owner_killed_before_it_has_a_watchdog_leaves_a_server_that_is_known_again(state_dir: Path) -> None:
+    with pytest.raises(anyio.EndOfStream):
+        async with host(state_dir, "dying"):
+            pass
+    with anyio.fail_after(10):
+        while not (state_dir / "redis.sock").exists():  # noqa: ASYNC110 - another process makes it
+            await anyio.sleep(0.01)
+    assert held(state_dir)
+    async with private_server(state_dir, patience=Patience(stop_s=2)) as server, bare_call(server.endpoint) as call:
+        assert await call("PING") == b"PONG"
+
+
+async def test_a_server_whose_watchdog_cannot_be_started_is_stopped(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = anyio.open_process, list[Process]()
+
+    async def only_one(command: list[str], **more: Any) -> Process:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(await start(command, **more))
+        return started[0]
+
+    monkeypatch.setattr(anyio, "open_process", only_one)
+    with pytest.raises(BlockingIOError):
+        async with private_server(state_dir):
+            pass
+    try:
+        assert started[0].returncode is not None
+    finally:
+        if started[0].returncode is None:
+            started[0].kill()
 
 
 async def test_an_owner_may_be_killed_and_started_again_at_once(state_dir: Path) -> None:

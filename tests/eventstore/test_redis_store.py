@@ -367,6 +367,41 @@ async def test_a_reader_whose_messages_are_lost_finds_all_of_it_by_comparison(mo
                 assert [item.data async for items in reader for item in items] == [b"4"]
 
 
+class Hesitant:
+    """A subscribing connection whose confirmations can be held back."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.confirms = anyio.Event()
+        self.confirms.set()
+
+    async def subscribe(self, channel: str) -> None:
+        self.asked.append(channel)
+        await self.confirms.wait()
+
+    async def unsubscribe(self, channel: str) -> None: ...
+
+
+async def test_who_lost_a_run_is_told_at_once_whatever_the_subscribing_connection_does() -> None:
+    server, messages = fake_server(), Hesitant()
+    hesitant = open_store_over(lambda: open_fake_link(server), lambda *_: nullcontext(messages), DEPLOYMENT, "one")
+    async with hesitant as store, open_fake_store(server, DEPLOYMENT, "two") as other:
+        await store.append(one("begin", replace(BEGIN, lease_ms=0)))
+        async with store.follow(RUN) as tail:
+            messages.confirms = anyio.Event()
+            await other.append(one("claim", Part(actor=RUN, log=2, epoch=1, owner="two", lease_ms=HOUR_MS)))
+            with anyio.fail_after(2):
+                assert await store.renew(store.partition_of(RUN), {RUN: 1}, HOUR_MS) == {RUN: None}
+            with anyio.fail_after(2):
+                while keys.items_channel(TAG, RUN) not in messages.asked:
+                    await anyio.lowlevel.checkpoint()
+            await other.append(one("d", replace(DELTA, epoch=2)))
+            messages.confirms.set()
+            heard = await tail.heard(2)
+            assert heard is not None
+            assert heard.gap
+
+
 async def test_time_stands_still_where_redis_time_goes_back_but_not_for_ever(
     valkey: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
