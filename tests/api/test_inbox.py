@@ -113,6 +113,18 @@ async def test_a_limit_bounds_the_list_and_more_is_told() -> None:
             assert inbox["hasMore"] is True
 
 
+async def test_a_list_is_never_larger_than_clients_read() -> None:
+    async with opened() as door:
+        large = b'{"n":"' + b"x" * 120_000 + b'"}'
+        for at_ms in range(20):
+            await asked(door.host.store, "ann", at_ms, arguments=large)
+        told = await posted(door, LIST, {})
+        inbox = json.loads(told.body)
+        assert 10 < len(inbox["approvals"]) < 20
+        assert inbox["hasMore"] is True
+        assert len(told.body) < 1_600_000
+
+
 @pytest.mark.parametrize("count", [2, 3])
 async def test_more_is_told_only_where_there_is_more_for_this_caller(count: int) -> None:
     async with opened() as door:
