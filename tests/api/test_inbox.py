@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import jsonschema
 import pytest
 from msgspec.structs import replace
 
 from actors.request import Features
+from api import openapi
 from api.grants import Policy
 from eventstore.memory import MemoryStore
 from tests.actors.reviewing import REVIEWED, CountingTool, anybody, begun, call, tooled, using
@@ -54,7 +56,9 @@ async def posted(door: Door, path: bytes, body: Any, who: str = "ann") -> Told:
 async def listed(door: Door, who: str = "ann", **body: Any) -> Any:
     told = await posted(door, LIST, body, who)
     assert told.status == 200, told.body
-    return json.loads(told.body)
+    inbox = json.loads(told.body)
+    jsonschema.Draft202012Validator(openapi.document()["components"]["schemas"]["Inbox"]).validate(inbox)
+    return inbox
 
 
 async def code(door: Door, body: Any, who: str = "ann") -> str:
