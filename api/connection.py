@@ -4,6 +4,7 @@
 - A socket that takes nothing for a stated time is cut.
 - A client that leaves is noticed although it has sent requests ahead, which uvicorn does not.
 - A request that the end of the drain time overtakes gets no answer that uvicorn would make up.
+- An answer to HTTP/1.0 comes without chunks.
 - Trailers are dropped: they would join the headers of a request that was already judged.
 """
 
@@ -186,9 +187,9 @@ class GuardedConnection(HttpToolsProtocol):
         if not self.flow.write_paused:
             self._stop_stall()
 
-        async def served(*words: Any) -> None:
+        async def served(scope: Any, receive: Any, send: Any) -> None:
             try:
-                await app(*words)
+                await app(scope, receive, _unframed(cycle, send) if scope["http_version"] == "1.0" else send)
             except asyncio.CancelledError:
                 # The drain time is over, and what becomes of the request is not known here: no answer says so best.
                 cycle.disconnected = True
@@ -250,6 +251,22 @@ class GuardedConnection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._watch_stall()
+
+
+def _unframed(cycle: RequestResponseCycle, send: Any) -> Any:
+    """*send* for HTTP/1.0, which has no chunks: the end of the connection is that of an answer without a length."""
+    sized = True
+
+    async def plainly(message: Any) -> None:
+        nonlocal sized
+        if message["type"] == "http.response.start":
+            sized = any(name == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if sized else False
+        elif not sized:
+            cycle.expected_content_length = len(message["body"])
+        await send(message)
+
+    return plainly
 
 
 def _refusal(problem: Problem, *, tls: bool) -> bytes:
