@@ -192,7 +192,7 @@ async def _viewers() -> list[Figure]:
     async with _server() as server, _node(server) as node, open_link(server.endpoint) as link:
         runs = [await node.submitted(f"idle.{number}", "idle") for number in range(VIEWED)]
         await _spoken(node, "warm", 100)
-        connections = await _connections(link)
+        connections = now = await _connections(link)
         for turn in range(TURNS):
             alone.append(await _spoken(node, f"alone.{turn}", WORDS))
             async with _watched(node, runs):
