@@ -12,6 +12,11 @@ QUICK_BODY_BYTES = 65_536
 """A larger body is checked in a thread, so that other clients of the node do not wait for it."""
 
 
+def may_be_slow(body: bytes) -> bool:
+    """Whether judging *body* as a run request may take long: it is large, or has a schema, whose name may be escaped."""
+    return len(body) > QUICK_BODY_BYTES or b"chema" in body or b"\\u" in body
+
+
 def parsed(body: bytes, *, out_of_range: str = "INVALID_REQUEST") -> object:
     """The JSON value of a request *body*.
 

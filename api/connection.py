@@ -4,6 +4,7 @@
 - A socket that takes nothing for a stated time is cut.
 - A client that leaves is noticed although it has sent requests ahead, which uvicorn does not.
 - A request that the end of the drain time overtakes gets no answer that uvicorn would make up.
+- An answer to HTTP/1.0 comes without chunks.
 - Trailers are dropped: they would join the headers of a request that was already judged.
 """
 
@@ -41,7 +42,10 @@ class GuardedConnection(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._in_head = False
+        self._in_message = False
         self._head_bytes = 0
+        self._head_read = 0
+        self._fresh = 0
         self._begun_at = 0.0
         self._ahead_bytes = 0
         self._deaf = False
@@ -67,13 +71,12 @@ class GuardedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf or self.transport.is_closing():
             return
-        # What came before in a head that is still not whole; what is whole was counted line by line.
-        before = self._head_bytes if self._in_head else 0
+        # A line of a head is counted when it is whole; until then what was read of it is, but not a body in front of it.
+        self._fresh = 0 if self._in_message else len(data)
+        self._head_read += len(data) if self._in_head else 0
         super().data_received(data)
-        if self._in_head and before + len(data) > self._bounds.head_bytes_max:
+        if self._in_head and self._head_read > self._bounds.head_bytes_max:
             self.refuse(problems.GARBLED)
-        elif self._in_head:
-            self._head_bytes = before + len(data)
         elif self._deadline is None and self._idle() and not self.transport.is_closing():
             # Blank lines between requests are no request; they do not keep a connection open.
             self._expect_by(self._bounds.head_s)
@@ -81,7 +84,8 @@ class GuardedConnection(HttpToolsProtocol):
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = self._in_message = True
+        self._head_bytes, self._head_read, self._fresh = 0, self._fresh, 0
         self._begun_at = self.loop.time()
         self._expect_by(self._bounds.head_s)
 
@@ -119,7 +123,10 @@ class GuardedConnection(HttpToolsProtocol):
     @override
     def on_message_complete(self) -> None:
         self._expect_nothing()
+        self._in_message = False
         super().on_message_complete()
+        # Of a request that was answered before it was whole, the base class would wait for more for good.
+        self.cycle.more_body = False
 
     @override
     def on_response_complete(self) -> None:
@@ -127,7 +134,7 @@ class GuardedConnection(HttpToolsProtocol):
         if not self.pipeline:
             self._ahead_bytes = 0
         super().on_response_complete()
-        if self.transport.get_write_buffer_size():
+        if self._running is None:
             self._watch_stall()
 
     @override
@@ -138,7 +145,10 @@ class GuardedConnection(HttpToolsProtocol):
     @override
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_stall()
+        if self._running is None or self.transport.is_closing():
+            self._watch_stall()
+        else:
+            self._stop_stall()
 
     @override
     def shutdown(self) -> None:
@@ -156,12 +166,12 @@ class GuardedConnection(HttpToolsProtocol):
         self.refuse(problems.GARBLED)
 
     def refuse(self, problem: Problem) -> None:
-        """Answer *problem* and close; behind an answer that has begun nothing can be said, so only listen no more."""
+        """Answer *problem* and close; behind a whole request, or an answer that has begun, only listen no more."""
         if self.transport.is_closing():
             return
         self._expect_nothing()
         cycle = self._running
-        if cycle is not None and (cycle.response_started or cycle is not self.cycle):
+        if cycle is not None and (cycle.response_started or cycle is not self.cycle or not cycle.more_body):
             cycle.keep_alive = False
             self.pipeline.clear()
             self._deaf = True
@@ -169,19 +179,25 @@ class GuardedConnection(HttpToolsProtocol):
         if cycle is not None or self._idle_or_in_head():
             self.transport.write(_refusal(problem, tls=self.scheme == "https"))
         self.transport.close()
+        self._watch_stall()
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if not self.flow.write_paused:
+            self._stop_stall()
 
-        async def served(*words: Any) -> None:
+        async def served(scope: Any, receive: Any, send: Any) -> None:
             try:
-                await app(*words)
+                await app(scope, receive, _unframed(cycle, send) if scope["http_version"] == "1.0" else send)
             except asyncio.CancelledError:
                 # The drain time is over, and what becomes of the request is not known here: no answer says so best.
                 cycle.disconnected = True
                 self.transport.abort()
                 raise
+            finally:
+                if not cycle.response_complete:
+                    self._watch_stall()  # the base class closes
 
         super()._start_asgi_task(cycle, served)
 
@@ -219,9 +235,11 @@ class GuardedConnection(HttpToolsProtocol):
         self.refuse(problems.LATE)
 
     def _watch_stall(self) -> None:
+        """Cut the connection unless what it has not sent becomes less; for times in which nobody writes."""
         self._stop_stall()
         self._unsent = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self._bounds.stall_s, self._stalled)
+        if self._unsent:
+            self._stall = self.loop.call_later(self._bounds.stall_s, self._stalled)
 
     def _stop_stall(self) -> None:
         if self._stall is not None:
@@ -229,11 +247,26 @@ class GuardedConnection(HttpToolsProtocol):
             self._stall = None
 
     def _stalled(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        if unsent >= self._unsent > 0:
+        if self.transport.get_write_buffer_size() >= self._unsent:
             self.transport.abort()
-        elif unsent:
+        else:
             self._watch_stall()
+
+
+def _unframed(cycle: RequestResponseCycle, send: Any) -> Any:
+    """*send* for HTTP/1.0, which has no chunks: the end of the connection is that of an answer without a length."""
+    sized = True
+
+    async def plainly(message: Any) -> None:
+        nonlocal sized
+        if message["type"] == "http.response.start":
+            sized = any(name == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if sized else False
+        elif not sized:
+            cycle.expected_content_length = len(message["body"])
+        await send(message)
+
+    return plainly
 
 
 def _refusal(problem: Problem, *, tls: bool) -> bytes:

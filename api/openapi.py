@@ -4,7 +4,7 @@ Nothing here waits or looks at a host: the document is the same for every one.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, get_args
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from actors.errors import Problem
 from actors.request import RunRequest
 from actors.shapes import SAFE
+from actors.viewing import PAGE_EVENTS_MAX, State
 from api.host import document as host
 from api.problems import STATUSES
 from api.wire.jobs import JobInfo, Page
@@ -204,11 +205,62 @@ _JOB_SUBMISSION = _strict(
         "key": {"type": "string", **_BOUNDS["idempotencyKey"]},
         "request": {"$ref": "#/components/schemas/RunRequest"},
     },
-    {},
+    {"interactive": {"type": "boolean", "default": False}},
 )
 _JOB_CURSOR = _strict(
     {"id": _JOB_ID, "after": {"type": "integer", "minimum": 0, "maximum": SAFE}},
     {"limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 100}},
+)
+_WAITING: Schema = {
+    "type": "object",
+    "required": ["approvalId", "runId", "provider", "call", "requestedAt", "idlePolicy"],
+    "properties": {
+        "approvalId": _ID,
+        "runId": _ID,
+        "provider": {"type": "string"},
+        "call": _DECISION["properties"]["call"],
+        "requestedAt": {"type": "string", "format": "date-time"},
+        "idlePolicy": {"enum": ["pause", "continue"]},
+        "expiresAt": {"type": "string", "format": "date-time"},
+    },
+}
+_INBOX: Schema = {
+    "type": "object",
+    "required": ["approvals", "hasMore"],
+    "properties": {
+        "approvals": {"type": "array", "maxItems": 100, "items": _WAITING},
+        "hasMore": {"type": "boolean"},
+    },
+}
+_RUN_EVENTS: Schema = {
+    "type": "object",
+    "required": ["runId", "state", "events", "cursor", "hasMore"],
+    "properties": {
+        "runId": {"type": "string"},
+        "state": {"enum": list(get_args(State))},
+        "events": {
+            "type": "array",
+            "maxItems": PAGE_EVENTS_MAX,
+            "items": {"type": "object", "required": ["type", "runId", "sequence"]},
+        },
+        "cursor": {"type": "string"},
+        "hasMore": {"type": "boolean"},
+    },
+}
+_CURSORS: Sequence[Schema] = (
+    {"name": "runId", "in": "path", "required": True, "schema": {"type": "string"}},
+    {
+        "name": "after",
+        "in": "query",
+        "description": "The last event that was seen, where there is no `Last-Event-ID`.",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "description": "The `id` of the last event that was seen.",
+        "schema": {"type": "string"},
+    },
 )
 _OURS: Mapping[str, Schema] = {
     "Health": _HEALTH,
@@ -218,6 +270,9 @@ _OURS: Mapping[str, Schema] = {
     "Providers": _PROVIDERS,
     "Decision": _DECISION,
     "Resolution": _RESOLUTION,
+    "InboxQuery": _strict({}, {"limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 100}}),
+    "Inbox": _INBOX,
+    "RunEvents": _RUN_EVENTS,
     "ExecutionProgress": _PROGRESS,
     "ExecutionResult": _DELIVERY,
     "ExecutionReceipt": _RECEIPT,
@@ -253,6 +308,10 @@ def document() -> Schema:
                 "get": _get("providers", "The caller's providers.", _json("Providers"), _VERSION, _refresh())
             },
             "/v1/runs": {"post": _run()},
+            "/v1/runs/{runId}/events": {"get": _events()},
+            "/v1/approvals/list": {
+                "post": _post("listApprovals", "List what waits for the caller's decision.", "InboxQuery", "Inbox")
+            },
             "/v1/approvals/decisions": {
                 "post": _post("decide", "Decide about a call that waits for approval, once.", "Decision", "Resolution")
             },
@@ -305,15 +364,28 @@ def _readiness() -> Schema:
 
 
 def _run() -> Schema:
-    accept = {
-        "name": "Accept",
-        "in": "header",
-        "description": "A stream where it holds `text/event-stream`, else one result.",
-        "schema": {"type": "string"},
-    }
     answers = _json("Result") | {"text/event-stream": {"schema": _STREAM}}
+    accept = _accept("one result")
     told = _get("run", "Run a request, and stay attached: leaving cancels it.", answers, _VERSION, accept)
     return told | {"requestBody": {"required": True, "content": _json("RunRequest")}}
+
+
+def _events() -> Schema:
+    answers = _json("RunEvents") | {"text/event-stream": {"schema": _STREAM}}
+    told = _get(
+        "followRun", "Read the events of a run after a cursor.", answers, _VERSION, _accept("a page"), *_CURSORS
+    )
+    over = {"description": "The run has ended, and all of it was seen.", "headers": _HEADERS}
+    return told | {"responses": told["responses"] | {"204": over}}
+
+
+def _accept(otherwise: str) -> Schema:
+    return {
+        "name": "Accept",
+        "in": "header",
+        "description": f"A stream where it holds `text/event-stream`, else {otherwise}.",
+        "schema": {"type": "string"},
+    }
 
 
 def _post(name: str, summary: str, body: str, answer: str) -> Schema:

@@ -1,9 +1,10 @@
 """`POST /v1/approvals/list`: what waits for the caller's decision, with the exact calls (extensions §3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import msgspec
 from litestar.types import Receive
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from actors.decisions import Waiting
 from actors.errors import Refused
@@ -16,6 +17,10 @@ from api.parts import Parts
 from api.posts import served
 
 APPROVALS_MAX = 100
+ANSWER_BYTES_MAX = 1_500_000
+"""What a list may hold, as a page of events; clients read 2,000,000 bytes of an answer (overview §8)."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Asked(Struct, frozen=True):
@@ -39,7 +44,7 @@ class Pending(Struct, frozen=True, rename="camel", kw_only=True):
 class Inbox(Struct, frozen=True, rename="camel"):
     """What waits; *has_more* where there may be more than were asked for."""
 
-    approvals: Sequence[Pending]
+    approvals: Sequence[Raw]
     has_more: bool
 
 
@@ -60,7 +65,19 @@ async def _listed(parts: Parts, principal: Principal, body: bytes) -> Inbox:
     except Misshapen as fault:
         raise Refused("INVALID_REQUEST", str(fault)) from None
     found = await parts.answers.waiting(caller_of(principal), asked.limit + 1)
-    return Inbox([_pending(one) for one in found[: asked.limit]], len(found) > asked.limit)
+    told = [Raw(data) for data in _fitting(found[: asked.limit])]
+    return Inbox(told, len(found) > len(told))
+
+
+def _fitting(found: Sequence[Waiting]) -> Iterator[bytes]:
+    """Those of *found* that one answer holds, but at least one."""
+    size = 0
+    for waiting in found:
+        data = _encode(_pending(waiting))
+        if size and size + len(data) > ANSWER_BYTES_MAX:
+            return
+        size += len(data) + 1
+        yield data
 
 
 def _pending(waiting: Waiting) -> Pending:

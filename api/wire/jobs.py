@@ -14,7 +14,7 @@ from actors.jobs import Job, JobPage, Submitter
 from actors.request import Catalog, RunRequest, shaped, validated
 from actors.shapes import SAFE, Check, Misshapen, boolean, record, text, whole
 from api.answers import Call
-from api.bodies import QUICK_BODY_BYTES, parsed
+from api.bodies import QUICK_BODY_BYTES, may_be_slow, parsed
 from api.grants import Principal, allows_run, holder_of, job_principals, may_use_job, waived
 from api.parts import JobStore, Parts
 from api.posts import served
@@ -128,7 +128,7 @@ def read(body: bytes, check: Check[T], store: JobStore | None, invalid: str = _I
 
 
 async def _submitted(parts: Parts, principal: Principal, body: bytes) -> JobInfo:
-    slow = len(body) > QUICK_BODY_BYTES or b"chema" in body  # a schema from outside may take long to judge
+    slow = may_be_slow(body)
     store, asked = await _thought(lambda: read(body, _SUBMISSION, parts.jobs), slow=slow)
     principals = job_principals(parts.tokens, principal, "submit")
     request = await _thought(

@@ -17,7 +17,7 @@ from actors.foreground import Attended
 from actors.request import RunRequest, checked
 from api import pipeline, problems
 from api.answers import Call, ClientGone, answer, body_of
-from api.bodies import QUICK_BODY_BYTES, parsed
+from api.bodies import may_be_slow, parsed
 from api.grants import Principal, allows_run, holder_of, waived
 from api.parts import Parts
 from api.sse import RETRY_MS, Stream, Torn
@@ -48,7 +48,7 @@ async def run(parts: Parts, call: Call, receive: Receive) -> None:
 async def _served(parts: Parts, call: Call, receive: Receive) -> pipeline.Answered | None:
     """Read, check and run; the answer, unless it was streamed or nobody is left to hear it."""
     body = await body_of(receive, parts.limits.body_bytes_max, parts.limits.receive_s)
-    if len(body) > QUICK_BODY_BYTES or b"chema" in body:  # a schema from outside may take long to judge
+    if may_be_slow(body):
         asked = await anyio.to_thread.run_sync(_asked, parts, call.admitted, body)
     else:
         asked = _asked(parts, call.admitted, body)

@@ -27,10 +27,18 @@ MANY = 1_000
 CALL = {"id": "c1", "name": "reviewed", "arguments": {"n": 1}}
 
 
-async def asked(store: Store, subject: str, at_ms: int, *, name: str = "reviewed", provider: str = "fake") -> str:
+async def asked(
+    store: Store,
+    subject: str,
+    at_ms: int,
+    *,
+    name: str = "reviewed",
+    provider: str = "fake",
+    arguments: bytes = b'{"n":1}',
+) -> str:
     """The id of an approval that waits, as a run would have written it."""
     approval_id, run_id = str(uuid.uuid4()), str(uuid.uuid4())
-    requested = ApprovalRequested(at_ms, run_id, subject, provider, call(name), "pause")
+    requested = ApprovalRequested(at_ms, run_id, subject, provider, call(name, arguments=arguments), "pause")
     part = Part(actor=approval_id, log=0, events=(Event(codec.encode(requested)),))
     listed = (Listed(inbox(subject), approval_id, at_ms),)
     told = await store.append(Append(command=f"a{approval_id}", parts=(part,), listed=listed))

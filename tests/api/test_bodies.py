@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from actors.errors import Refused
 from actors.jsontext import DEPTH_MAX, NotJson, compacted, encoded, is_json, strict_json
-from api.bodies import BODY_BYTES_MAX, parsed
+from api.bodies import BODY_BYTES_MAX, may_be_slow, parsed
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -148,3 +148,17 @@ def test_a_value_deeper_than_any_text_may_be_is_not_json() -> None:
     assert is_json(deep[0])
     deep.append(deep)
     assert not is_json(deep)
+
+
+@pytest.mark.parametrize(
+    ("body", "slow"),
+    [
+        (b'{"input":"x"}', False),
+        (b'{"outputSchema":{}}', True),
+        (rb'{"output\u0053chema":{}}', True),
+        (rb'{"outputS\u0063hema":{}}', True),
+        (b" " * 65_537, True),
+    ],
+)
+def test_a_schema_is_found_however_its_name_is_spelled(body: bytes, *, slow: bool) -> None:
+    assert may_be_slow(body) is slow

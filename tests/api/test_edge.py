@@ -50,6 +50,16 @@ async def test_a_stream_is_what_the_strictest_client_accepts() -> None:
     assert [left.cancelled for left in host.runs.left] == [False]
 
 
+async def test_an_old_client_gets_a_stream_without_chunks() -> None:
+    async with hosted(texts("a")) as host, connected(host.target) as connection:
+        new = request_bytes("POST", "/v1/runs", [BEARER, JSON, STREAM], BODY)
+        await connection.send(new.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        head = await connection.head()
+        assert not head.values("Transfer-Encoding")
+        told = host_rules(await connection.body(head), RUN)
+    assert told[-1]["type"] == "run.completed"
+
+
 async def test_both_modes_tell_the_same_result() -> None:
     async with hosted(texts("a", "b")) as host:
         streamed, plain = await asked(host, STREAM), await asked(host)

@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import jsonschema
 import pytest
 from msgspec.structs import replace
 
 from actors.request import Features
+from api import openapi
 from api.grants import Policy
 from eventstore.memory import MemoryStore
 from tests.actors.reviewing import REVIEWED, CountingTool, anybody, begun, call, tooled, using
@@ -54,7 +56,9 @@ async def posted(door: Door, path: bytes, body: Any, who: str = "ann") -> Told:
 async def listed(door: Door, who: str = "ann", **body: Any) -> Any:
     told = await posted(door, LIST, body, who)
     assert told.status == 200, told.body
-    return json.loads(told.body)
+    inbox = json.loads(told.body)
+    jsonschema.Draft202012Validator(openapi.document()["components"]["schemas"]["Inbox"]).validate(inbox)
+    return inbox
 
 
 async def code(door: Door, body: Any, who: str = "ann") -> str:
@@ -111,6 +115,18 @@ async def test_a_limit_bounds_the_list_and_more_is_told() -> None:
             inbox = await (listed(door) if limit is None else listed(door, limit=limit))
             assert [one["approvalId"] for one in inbox["approvals"]] == ids[:most]
             assert inbox["hasMore"] is True
+
+
+async def test_a_list_is_never_larger_than_clients_read() -> None:
+    async with opened() as door:
+        large = b'{"n":"' + b"x" * 120_000 + b'"}'
+        for at_ms in range(20):
+            await asked(door.host.store, "ann", at_ms, arguments=large)
+        told = await posted(door, LIST, {})
+        inbox = json.loads(told.body)
+        assert 10 < len(inbox["approvals"]) < 20
+        assert inbox["hasMore"] is True
+        assert len(told.body) < 1_600_000
 
 
 @pytest.mark.parametrize("count", [2, 3])

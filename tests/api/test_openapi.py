@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from api import openapi
+from api.pipeline import ROUTES
 from tests.actors.reviewing import call
 from tests.api.asking import Asked
 from tests.api.fake_runs import texts
@@ -44,6 +45,20 @@ CHECKS: list[Any] = [
 def test_the_document_in_docs_is_up_to_date() -> None:
     written = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
     assert written == openapi.rendered(), "run: python -m api.openapi > docs/openapi.json"
+
+
+def test_every_route_is_in_the_document() -> None:
+    told = openapi.document()["paths"]
+    assert {(method.upper(), path) for path, methods in told.items() for method in methods} == {
+        *((method, target.decode()) for method, target in ROUTES if b"?" not in target),
+        ("GET", "/v1/runs/{runId}/events"),
+        ("GET", "/host/v1/runs/{runId}/events"),
+    }
+
+
+def test_what_a_job_may_ask_for_is_in_the_document() -> None:
+    submission = openapi.document()["components"]["schemas"]["JobSubmission"]
+    assert submission["properties"].keys() == {"key", "request", "interactive"}
 
 
 def test_every_schema_of_the_document_is_one() -> None:
