@@ -25,6 +25,8 @@ class Clients:
         self._here: Counter[str] = Counter()
         self._grace_ms: dict[str, int] = {}
         self._put_off_ms: dict[str, int] = {}
+        self._under_way: set[str] = set()
+        """Whose lease is being put off, and that is not answered yet."""
         self.viewers = 0
         """Callers that follow a run here, those without a lease included."""
 
@@ -58,11 +60,18 @@ class Clients:
         return self._here[run_id] > 0
 
     async def keep(self) -> None:
-        """Put off every lease that is a third spent; to be called each second."""
+        """Put off every lease that is a third spent, without waiting for the answers: one partition's pause is only its own."""
         for run_id, grace_ms in list(self._grace_ms.items()):
             spent_ms = self._store.now_ms() - self._put_off_ms.get(run_id, 0)
-            if self.has(run_id) and spent_ms >= grace_ms // 3:
-                await self._put_off(run_id, grace_ms)
+            if self.has(run_id) and spent_ms >= grace_ms // 3 and run_id not in self._under_way:
+                self._under_way.add(run_id)
+                self._start_soon(self._keep, run_id, grace_ms)
+
+    async def _keep(self, run_id: str, grace_ms: int) -> None:
+        try:
+            await self._put_off(run_id, grace_ms)
+        finally:
+            self._under_way.discard(run_id)
 
     async def _put_off(self, run_id: str, grace_ms: int) -> None:
         """Give the lease its whole time again; of a caller that has left by now nothing else is kept."""

@@ -11,7 +11,7 @@ from eventstore import clock
 from eventstore.store import Unavailable
 
 if TYPE_CHECKING:
-    from actors.node import Node
+    from actors.node import Execution, Node
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ class Renewals:
         self._node = node
         self._under_way: set[int] = set()
         """Which partitions have a renewal that is not answered yet."""
+        self._behind: set[str] = set()
+        """Which runs are being caught up with."""
         self._answered = anyio.Event()
 
     async def renew(self) -> None:
@@ -62,13 +64,21 @@ class Renewals:
             execution = self._node.executing.get(actor)
             if execution is None or execution.hold.epoch != epochs[actor]:
                 continue
-            if heads is None:
-                await self._node.caught_up(actor)
-                execution.scope.cancel()
-            else:
+            if heads is not None:
                 execution.holding = execution.holding.renewed(sent)
-                if heads.log > self._node.around.shell.version(actor):
-                    await self._node.caught_up(actor)
+            behind = heads is None or heads.log > self._node.around.shell.version(actor)
+            if behind and actor not in self._behind:  # what it is busy with must not cost the others their leases
+                self._behind.add(actor)
+                self._node.tasks.start_soon(self._catch_up, actor, execution if heads is None else None)
+
+    async def _catch_up(self, actor: str, gone: "Execution | None") -> None:
+        """Learn what others wrote to *actor*, and stop what is *gone*: it is not ours any more."""
+        try:
+            await self._node.caught_up(actor)
+        finally:
+            self._behind.discard(actor)
+        if gone is not None:
+            gone.scope.cancel()
 
 
 def _chunks(epochs: Mapping[str, int], size: int) -> Iterator[dict[str, int]]:

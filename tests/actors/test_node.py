@@ -214,6 +214,41 @@ async def test_a_partition_that_pauses_does_not_cost_the_leases_of_another() -> 
             del host.node.executing[hung]
 
 
+async def test_a_run_that_is_busy_when_others_wrote_to_it_costs_no_other_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, look = new_memory(), anyio.Event()
+    plain = MemoryStore(memory, "n1")
+    async with (
+        hosted(stalling(), plain) as host,
+        host.attend(asking()) as first,
+        host.attend(asking()) as second,
+    ):
+        busy, other = first.run_id, second.run_id
+        await until(lambda: {busy, other} <= host.node.executing.keys())
+        partition_of, renewed = plain.partition_of, plain.renew
+
+        async def renew(_: int, epochs: dict[str, int], lease_ms: int) -> dict[str, Any]:
+            answers: dict[str, Any] = {}
+            for actor, epoch in epochs.items():
+                answers |= await renewed(partition_of(actor), {actor: epoch}, lease_ms)
+            heads = answers.get(busy)
+            return answers | {busy: replace(heads, log=heads.log + 1)} if heads else answers
+
+        async def caught_up(_: str) -> None:
+            await look.wait()
+
+        monkeypatch.setattr(plain, "renew", renew)
+        monkeypatch.setattr(plain, "partition_of", lambda _: 0)  # as though they shared one
+        monkeypatch.setattr(host.node, "caught_up", caught_up)
+        before = memory.actors[other].heads.lease_ms
+        try:
+            await until(lambda: memory.actors[other].heads.lease_ms > before + QUICK.lease_ms)
+        finally:
+            look.set()
+            monkeypatch.undo()
+
+
 def _in_partition(store: Faulty, partition: int) -> str:
     ids = (f"{number:08x}-0000-4000-8000-000000000000" for number in range(64))
     return next(actor for actor in ids if store.partition_of(actor) == partition)
