@@ -30,7 +30,7 @@ _INSIDE = {r"\s": _SPACES, r"\S": _NOT_SPACES, r"\b": r"\x08", "[": r"\["}
 _SAME = {rf"\{letter}" for letter in "dDwWfnrtv"}
 _TOKEN = re.compile(
     r"""\\u\{[0-9a-fA-F]+\} | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2} | \\u[0-9a-fA-F]{4}
-      | \\x[0-9a-fA-F]{2} | \\c[a-zA-Z] | \\0(?![0-9]) | \\[pP]\{[A-Za-z0-9_=]+\} | \\. | \[\^?\]? | \(\?(?:<?[=!]|.)? | .""",
+      | \\x[0-9a-fA-F]{2} | \\c[a-zA-Z] | \\0(?![0-9]) | \\[pP]\{[A-Za-z0-9_=]+\} | \\. | \[\^?\]? | \(\?(?:<?[=!]|[^\\\]])? | .""",
     re.VERBOSE | re.DOTALL,
 )
 _CATEGORIES = {
@@ -68,8 +68,9 @@ def _translated(source: str) -> Iterator[str]:
     for found in _TOKEN.finditer(source):
         token = found[0]
         if inside:
-            inside = token != "]"
-            yield _one(token, _INSIDE) if inside else token
+            # A bracket that opens outside is a letter here, so the one that ends such a token ends the class.
+            inside = token == r"\]" or not token.endswith("]")
+            yield _one(token, _INSIDE) if token[0] == "\\" else "".join(_INSIDE.get(each, each) for each in token)
         elif token in ("[]", "[^]"):
             yield r"[^\x00-\x{10ffff}]" if token == "[]" else r"[\x00-\x{10ffff}]"
         elif token[0] == "[":
@@ -82,8 +83,6 @@ def _translated(source: str) -> Iterator[str]:
 def _one(token: str, special: dict[str, str]) -> str:
     if token in special:
         return special[token]
-    if token[0] == "[":
-        return "".join(special.get(each, each) for each in token)
     if token[0] != "\\":
         return _group(token)
     return _escape(token)

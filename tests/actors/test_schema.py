@@ -195,6 +195,8 @@ def test_look_around_is_for_the_fast_engine_only_and_bounded_there() -> None:
         (r"^\u00e9$", "\u00e9", True), (r"^\u{1F600}$", "\U0001f600", True), (r"^\uD83D\uDE00$", "\U0001f600", True), (r"^\x41\0$", "A\0", True),
         (r"^\p{Letter}\p{gc=Nd}\P{L}$", "\u00e91-", True), (r"^\p{Script=Greek}$", "\u03b1", True), (r"[]", "a", False), (r"^[^]$", "\n", True),
         (r"^[[a]$", "[", True), (r"^[\]a]$", "]", True), (r"^\/\-\_$", "/-_", True), (r"^(?:a|(?<n>b))$", "b", True), ("a", "xax", True),
+        ("^[[][ab]$", "[a", True), ("^[[][ab]$", "[[", False), ("^[a[^][bc]$", "^b", True), ("^[(?]$", "?", True), ("^[(?][ab]$", "(b", True),
+        ("^[(?=]$", "=", True), (r"^[(?\]]$", "]", True), (r"^[[\]]$", "]", True), ("^[(?[][.]$", "[.", True), ("^[[][.]$", "[a", False),
     ],
 )  # fmt: skip
 def test_a_regular_pattern_means_what_ecmascript_says(pattern: str, text: str, *, found: bool) -> None:
