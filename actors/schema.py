@@ -5,7 +5,6 @@ Drafts are 07 (the default) and 2020-12, `format` and content keywords are not a
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
@@ -123,15 +122,18 @@ def _tidy(schema: Schema, dialect: str) -> None:
 
 
 def _patterns(graph: Graph) -> tuple[dict[str, Pattern], set[str]]:
-    """The regular patterns of the graph, compiled, and the other ones."""
-    sources = {each for schema in graph.schemas for each in _pattern_sources(schema)}
+    """The regular patterns of the graph, compiled, and the other ones; no more are compiled than it may have."""
     regular: dict[str, Pattern] = {}
-    for source in sources:
-        with suppress(ValueError):
+    irregular: set[str] = set()
+    size = 0
+    for source in {each for schema in graph.schemas for each in _pattern_sources(schema)}:
+        try:
             regular[source] = Pattern(source)
-    irregular = sources - regular.keys()
-    if len(irregular) > IRREGULAR_MAX or sum(each.size for each in regular.values()) > PATTERNS_SIZE_MAX:
-        raise Unusable("too many patterns")
+            size += regular[source].size
+        except ValueError:
+            irregular.add(source)
+        if len(irregular) > IRREGULAR_MAX or size > PATTERNS_SIZE_MAX:
+            raise Unusable("too many patterns")
     return regular, irregular
 
 

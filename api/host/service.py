@@ -21,6 +21,7 @@ from actors.host_runs import Creator, Found, HostRuns, Keyed, Outcome
 from actors.jsontext import encoded
 from actors.request import Catalog, RunRequest
 from api import problems
+from api.bodies import may_be_slow
 from api.grants import HostAccess
 from api.host import encoding
 from api.host.encoding import EventPage, Submission
@@ -33,8 +34,6 @@ from projections.views import HostView, host_view
 
 PAGE_BYTES_MAX = 1_500_000
 """Of a page's events together, but always one event."""
-QUICK_INPUT_BYTES = 65_536
-"""A larger input, or one with a schema in it, is judged in a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class HostService:
     async def create_run(self, call: Call, asked: CreateRun) -> Submission | Failure:
         """Accept and start a run; any node with room takes it up."""
         given = encoded(asked.input)
-        slow = len(given) > QUICK_INPUT_BYTES or b"chema" in given
+        slow = may_be_slow(given)
         request = await anyio.to_thread.run_sync(self._requested, asked) if slow else self._requested(asked)
         if not self._access.may_create(request if isinstance(request, RunRequest) else None):
             return FORBIDDEN

@@ -151,6 +151,7 @@ def test_no_document_can_stall_the_node_by_being_no_schema(refuses: Callable[[ob
     start = time.process_time()
     assert refuses({"type": [{"a": n} for n in range(50_000)]})
     assert refuses({"$schema": NEW, "properties": {f"p{n}": {"type": "string"} for n in range(25_000)}})
+    assert refuses({"patternProperties": {f"[a-z0]{{1,1000}}{n}": {"type": "string"} for n in range(900)}})
     assert time.process_time() - start < 8
 
 
