@@ -26,7 +26,7 @@ TOMLS = [
     for page in PAGES
     for number, text in enumerate(TABLES.findall(page.read_text(encoding="utf-8")), 1)
 ]
-FILE = pytest.param((ROOT / "examples" / "runstream.toml").read_text(encoding="utf-8"), id="runstream.toml")
+FILES = [pytest.param(path.read_text(encoding="utf-8"), id=path.name) for path in ROOT.glob("examples/*.toml")]
 DIGEST = "0" * 64
 
 
@@ -45,7 +45,7 @@ def test_the_example_runs(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("text", [*TOMLS, FILE])
+@pytest.mark.parametrize("text", [*TOMLS, *FILES])
 async def test_the_settings_are_accepted(text: str, tmp_path: Path) -> None:
     path = tmp_path / "runstream.toml"
     path.write_text(text.replace('digest = "…"', f'digest = "{DIGEST}"'), encoding="utf-8")
@@ -55,3 +55,4 @@ async def test_the_settings_are_accepted(text: str, tmp_path: Path) -> None:
 def test_there_are_examples() -> None:
     assert EXAMPLES
     assert TOMLS
+    assert FILES
