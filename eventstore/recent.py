@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 KEPT_S: Final = 2.0
 """How long before the last append one is remembered."""
-APPENDS_MAX: Final = 8_192
+APPENDS_MAX: Final = 2_048
 """How many are remembered at most."""
 BYTES_MAX: Final = 16_777_216
 """How many bytes of events and items are remembered at most, but for the last append."""

@@ -123,7 +123,7 @@ class Event(NamedTuple):
     """How many items of its part stand in the feed once this event is written; deltas taken along count before it."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class Part(Struct, frozen=True, kw_only=True, gc=False):
     """What one append does to one actor; every append names at least one exact head."""
 
     actor: str
@@ -166,7 +166,7 @@ class Listed(NamedTuple):
     score: int | None
 
 
-class Append(Struct, frozen=True, kw_only=True):
+class Append(Struct, frozen=True, kw_only=True, gc=False):
     """One step in one partition, all or nothing."""
 
     command: str
