@@ -21,6 +21,7 @@ from actors.errors import Refused
 from actors.events import (
     ApprovalDecided,
     ApprovalExpired,
+    ReviewAsked,
     ReviewSettled,
     RunCancelled,
     RunCompleted,
@@ -217,12 +218,12 @@ async def log_of(trials: Trials, run_id: str) -> list[RunEvent]:
 
 
 async def waiting(trials: Trials, number: int, **members: Any) -> tuple[str, str]:
-    """A run of the first node, foreground or job in turn, at the moment in which its approval is stored."""
+    """A run of the first node, foreground or job in turn, once its approval is stored; it may have expired by then."""
     origin: Any = "job" if number % 2 else "foreground"
     run_id = await begun(trials.one, REVIEWED, origin=origin, **members)
     await trials.stores[0].moment(run_id).wait()
-    open_call: Any = (await log_of(trials, run_id))[-1]
-    return run_id, open_call.approval_id
+    asked = next(event for event in await log_of(trials, run_id) if isinstance(event, ReviewAsked))
+    return run_id, asked.approval_id
 
 
 class Answers:
