@@ -18,6 +18,8 @@ PAUSES: Final = frozenset(
     }
 )  # fmt: skip
 """Errors that mean the partition pauses; the same words are sent again."""
+ELSEWHERE: Final = frozenset({"ASK", "CLUSTERDOWN", "MOVED", "TRYAGAIN"})
+"""Those of them that say that another server has the key, or that nobody has it now."""
 
 
 class ReplyError(Exception):

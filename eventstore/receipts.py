@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eventstore import keys
-from eventstore.link import Call, ReplyError, passing
+from eventstore.link import ELSEWHERE, Call, ReplyError, passing
 from eventstore.recent import Recent, Where
 from eventstore.store import Item
 
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 ENDS_MAX = 1_024
 """How many of the runs that ended last are remembered."""
 GRACE_S = 1.0
+"""How long what is missing may take to be written again by the node that wrote it."""
 PATIENCE_S = 10.0
 """How long a server that takes no writes is waited for, until what it lacks is taken for lost; nothing is read meanwhile."""
 _AT_ONCE = 100
@@ -89,16 +90,20 @@ class Receipts:
         try:
             if restored := await self.recent.send_again(call, Where(self.partitions, self.publish)):
                 log.warning("the history %s lacked %d of the last appends: sent again", replication_id, restored)
-            lacking = await self._lacking(call, sorted({*self._written, *self._poured, *self._ended, *self._shown}))
+            lacking = await self._lacking(call, self._known())
             lacking = lacking and await self._restored(call, lacking)
         except ReplyError as error:
             if not passing(error) or self._waits(replication_id):
                 raise
-            lacking = await self._lacking(call, sorted({*self._written, *self._poured, *self._ended, *self._shown}))
+            lacking = await self._lacking(call, self._known())
         for actor in lacking:
             log.error("the history %s lacks what was seen of %s", replication_id, actor)
             self._ended.pop(actor, None)  # it ends once more
             self.on_lost(actor)
+
+    def _known(self) -> Sequence[str]:
+        """Of whom there is a receipt."""
+        return sorted({*self._written, *self._poured, *self._ended, *self._shown})
 
     def _waits(self, replication_id: str) -> bool:
         """Whether it may still be waited until a server takes writes."""
@@ -140,7 +145,7 @@ class Receipts:
                 and await self._has_shown(call, tag, actor, heads[1])
             )
         except ReplyError as error:
-            if error.code in {"ASK", "MOVED", "CLUSTERDOWN", "TRYAGAIN"}:
+            if error.code in ELSEWHERE:
                 return True
             raise
 

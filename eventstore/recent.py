@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from eventstore import keys, words
-from eventstore.link import Call, ReplyError, passing
+from eventstore.link import ELSEWHERE, Call, ReplyError, passing
 from eventstore.store import Append, Conflict, Fenced
 
 log = logging.getLogger(__name__)
@@ -29,8 +29,6 @@ ROUNDS: Final = 5
 PAUSE_S: Final = 0.1
 """Between two rounds, in which other nodes write what they wrote."""
 _AT_ONCE: Final = 256
-_ELSEWHERE: Final = frozenset({"ASK", "CLUSTERDOWN", "MOVED", "TRYAGAIN"})
-"""Errors that say that another server has the keys: it has what was written there."""
 
 
 class Where(NamedTuple):
@@ -105,7 +103,7 @@ async def _sent(call: Call, append: Append, where: Where, digest: bytes) -> Any:
     try:
         return await call("EVALSHA", digest, len(said.keys), *said.keys, *said.args)
     except ReplyError as error:
-        if error.code in _ELSEWHERE:
+        if error.code in ELSEWHERE:
             return None
         if passing(error):
             raise

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from eventstore import keys
 from eventstore.endpoint import DELAY_S_MAX, Endpoint, said
-from eventstore.link import Call, ConnectionLost, Link, ReplyError, Unfit, passing
+from eventstore.link import ELSEWHERE, Call, ConnectionLost, Link, ReplyError, Unfit, passing
 from eventstore.shape import Doors
 from eventstore.socket_link import open_link
 from eventstore.store import Deployment
@@ -314,7 +314,7 @@ async def _ours(call: Call, pinned: Deployment) -> None:
 
 def _elsewhere(reply: Any) -> bool:
     """Whether *reply* says that another server has the key, or that nobody has it now."""
-    return isinstance(reply, ReplyError) and reply.code in {"ASK", "CLUSTERDOWN", "MOVED", "TRYAGAIN"}
+    return isinstance(reply, ReplyError) and reply.code in ELSEWHERE
 
 
 async def _records(link: Link, tags: Sequence[str]) -> tuple[bytes | None, Sequence[bytes | None]]:
